@@ -47,9 +47,12 @@ class Parents:
 
 
 Expand = Callable[[Parents, Sequence[Any]], tuple[jax.Array, Any]]
+Chance = Callable[[Parents], jax.Array]
 
 
-def offer_levels(context: DraftContext, expand: Expand, best: bool = False, confidence: float = 0.0) -> Offer:
+def offer_levels(
+    context: DraftContext, expand: Expand, best: bool = False, confidence: float = 0.0, chance: Chance | None = None
+) -> Offer:
     """Level by level along the tree.
 
     Args:
@@ -60,6 +63,7 @@ def offer_levels(context: DraftContext, expand: Expand, best: bool = False, conf
         tree's own (EAGLE-2, section 4.1): for drafts that do not keep to the tree.
       confidence: of these only those whose whole path is more probable than this; below the root, a level without any
         is not expanded, unless its rows are free.
+      chance: of the nodes of a level to the log of a factor [B, W] of the chances of all that follows each; None: 1.
     """
     tree, B, K = context.tree, len(context.root), min(context.width, context.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
@@ -84,6 +88,8 @@ def offer_levels(context: DraftContext, expand: Expand, best: bool = False, conf
         logits, needed = run_if(jnp.any(known), run) if may_be_skipped else run()
         expanded.append(needed)
         tokens, log_p, q = rank(context, logits, context.position[:, None] + level + 1)
+        if chance is not None:
+            log_p += chance(Parents(path, ancestors, known, level))[..., None]
         follows = jnp.broadcast_to(path[:, :, None], (B, W, K, level + 1))
         paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, W * K, level + 2)
         lineage = jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32)[:, None], (B, W, 1))

@@ -8,6 +8,7 @@ import jax
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.draft import PyTree
 from jaxspec.errors import UserError
+from jaxspec.methods.block_convolution import BlockConvolution
 from jaxspec.model.attention import attend
 from jaxspec.model.layers import MLP, Linear, RMSNorm
 from jaxspec.model.rope import rotate
@@ -18,9 +19,16 @@ class DraftLayer(nn.Module):
     """A decoder layer whose rows see a context by keys and values that its own projections make of it.
 
     Queries, and keys with values, are two products: the context has no queries.
+
+    Attributes:
+      config: shapes.
+      taps: of the convolutions over a block's rows around attention and MLP; 0: there are none.
+      group: channels that share a part of their weights.
     """
 
     config: ModelConfig
+    taps: int = 0
+    group: int = 16
 
     def setup(self) -> None:
         c = self.config
@@ -31,6 +39,9 @@ class DraftLayer(nn.Module):
         self.attention_norm, self.mlp_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
         if c.head_norms:
             self.q_norm, self.k_norm = RMSNorm(c.rms_norm_eps), RMSNorm(c.rms_norm_eps)
+        if self.taps:
+            self.attention_conv = BlockConvolution(c.hidden_size, self.taps, self.group)
+            self.mlp_conv = BlockConvolution(c.hidden_size, self.taps, self.group)
 
     def keys_values(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Normalised states [B, R, D] to rotated keys and values, [B, R, K, Dh]."""
@@ -43,13 +54,23 @@ class DraftLayer(nn.Module):
         k, v = self.keys_values(context, angles)
         return k.swapaxes(1, 2), v.swapaxes(1, 2)
 
-    def __call__(self, x: jax.Array, angles: jax.Array, *context: tuple | jax.Array | None) -> jax.Array:
-        """Rows [B, R, D] after the layer; `context` is what `attend` takes after q, k and v."""
-        y = self.attention_norm(x)
-        q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
-        q = rotate(self.q_norm(q) if self.config.head_norms else q, angles, self.config.rotary_factor)
-        x = divided(x + self.o(attend(q, *self.keys_values(y, angles), *context).reshape(*x.shape[:2], -1)), "batch")
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(self, x: jax.Array, angles: jax.Array, mask: jax.Array, *context: tuple | jax.Array) -> jax.Array:
+        """Rows [B, R, D] after the layer; what `attend` takes after q, k and v is `mask` [B, G, R / G, R / G] and more.
+
+        Convolutions are over the R / G rows of a block.
+        """
+
+        def attention(y: jax.Array) -> jax.Array:
+            q = self.q(y).reshape(*x.shape[:2], self.config.num_heads, -1)
+            q = rotate(self.q_norm(q) if self.config.head_norms else q, angles, self.config.rotary_factor)
+            return self.o(attend(q, *self.keys_values(y, angles), mask, *context).reshape(*x.shape[:2], -1))
+
+        if not self.taps:
+            x = divided(x + attention(self.attention_norm(x)), "batch")
+            return x + self.mlp(self.mlp_norm(x))
+        rows = mask.shape[-1]
+        x = divided(x + self.attention_conv(self.attention_norm(x), attention, rows), "batch")
+        return x + self.mlp_conv(self.mlp_norm(x), self.mlp, rows)
 
 
 def checked_width(method: str, shapes: ModelConfig, config: ModelConfig) -> ModelConfig:

@@ -9,13 +9,15 @@ fuses the taps, a few decoder layers, two norms and perhaps one vector, the mask
 are the base's. All distances cost one pass over few rows, and candidates at a distance do not depend on those before.
 
 DSpark (2026), which follows it, lets the anchor's row predict the next token too, so that no row is idle, and brings
-back some dependence: a low-rank term per pair of neighbours (a Markov term) is added to the logits.
+back some dependence: a low-rank term per pair of neighbours (a Markov term) is added to the logits. DFlash 2 (2026)
+mixes neighbouring rows of a block around attention and MLP (`block_convolution`), and ranks the best tokens of a row
+anew by the token before (`block_heads`, which also has DSpark's).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import flax.linen as nn
@@ -24,13 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.config import ModelConfig
-from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
-from jaxspec.decoding.levels import Parents, offer_levels
-from jaxspec.decoding.method import Batch, Facts, Method, ReadChunk, check_choices, check_decay, check_least
+from jaxspec.decoding.draft import DraftContext, Offer, PyTree
+from jaxspec.decoding.method import Batch, Facts, ReadChunk, check_choices, check_least
 from jaxspec.errors import UserError
+from jaxspec.methods.block_heads import BlockHeads
 from jaxspec.methods.context_layer import DraftLayer, check_plain, checked_width, copied_layer
 from jaxspec.methods.heads import beside, init_beside
-from jaxspec.methods.losses import check_weights, future_loss
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.cache import Cache, commit, empty_cache
@@ -45,8 +46,10 @@ _LONGEST = 16  # rows of a block in the paper
 
 
 @dataclasses.dataclass(frozen=True)
-class DFlash(Method):
+class DFlash(BlockHeads):
     """Settings; the paper's are `layers=5`, `head_norms`, `start="random"`, a `mask_token`, and what it lacks is off.
+
+    `BlockHeads` has the settings of what stands behind the rows.
 
     Attributes:
       block: rows of a block, the anchor and the masks behind it.
@@ -66,13 +69,9 @@ class DFlash(Method):
       head_norms: without `shapes`: queries and keys are normalised per head, as in Qwen3, also where the base's are
         not.
       start: the layers start as copies of the base's last ones, or at random.
-      vocabulary: V', learn to draft only so many of the base's most frequent tokens; 0: all.
-      markov_rank: r of the Markov term; 0 leaves it out. It starts as zero.
-      markov_tables: its factors are tables with a row and a column for every token, as in DSpark; else matrices that
-        stand between the base's embeddings and its vocabulary projection, which are much smaller.
-      alignment: weight in the loss of the divergence from the base's own distribution.
-      labels: weight of the cross-entropy of the text.
-      decay: the weight of distance d in the loss is decay ** (d - 1); exp(-1 / g) in the paper's terms.
+      convolution: taps of the convolutions over a block's rows, 2 in DFlash 2; 0 leaves them out. At first they pass
+        on every row as it is.
+      convolution_group: channels that share the part of their weights which depends on the row.
     """
 
     name: ClassVar[str] = "dflash"
@@ -89,24 +88,23 @@ class DFlash(Method):
     shapes: ModelConfig | None = None
     head_norms: bool = False
     start: Literal["base", "random"] = "base"
-    vocabulary: int = 0
-    markov_rank: int = 0
-    markov_tables: bool = False
-    alignment: float = 0.0
-    labels: float = 1.0
-    decay: float = 0.8
+    convolution: int = 0
+    convolution_group: int = 16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.shapes, Mapping):  # of adapter.json
             object.__setattr__(self, "shapes", ModelConfig.from_json(dict(self.shapes)))
         least = 1 if self.sample_from_anchor else 2
         if not least <= self.block <= _LONGEST:
             raise UserError(f"{self.name}: block must be {least} to {_LONGEST}, got {self.block}")
-        check_least(self, layers=1, taps_count=1, mask_token=-1, vocabulary=0, markov_rank=0)
+        check_least(self, layers=1, taps_count=1, mask_token=-1, convolution=0, convolution_group=1)
+        if self.convolution > self.block:
+            raise UserError(
+                f"{self.name}: convolution must be 0 to {self.block}, the rows of a block, got {self.convolution}"
+            )
         if len(set(self.tapped)) < len(self.tapped):
             raise UserError(f"{self.name}: tapped names a layer twice, got {', '.join(map(str, self.tapped))}")
-        check_decay(self.name, self.decay)
-        check_weights(self.name, self.alignment, self.labels)
         check_choices(self)
 
     def facts(self, config: ModelConfig) -> Facts:
@@ -140,13 +138,13 @@ class DFlash(Method):
         return dataclasses.replace(config.plain_layers(), head_norms=config.head_norms or self.head_norms)
 
     def init(self, key: jax.Array, base: Base) -> PyTree:
-        """The fusing matrix and its norm, the layers, the mask [D], the last norm and the factors of the Markov term.
+        """The fusing matrix and its norm, the layers, the mask [D], the last norm and the heads.
 
         With a start from the base the context is at first the deepest tapped state, normed as the base's layer does it.
         """
         c, own = base.decoder.config, self.layer_shapes(base.decoder.config)
         taps = self._checked_taps(c)
-        for_fuse, for_layers, for_mask, for_markov = jax.random.split(key, 4)
+        for_fuse, for_layers, for_mask, for_heads = jax.random.split(key, 4)
         trainable = {
             "fuse": {
                 "kernel": c.hidden_size**-0.5 * jax.random.normal(for_fuse, (len(taps) * c.hidden_size, c.hidden_size))
@@ -169,27 +167,27 @@ class DFlash(Method):
             first = c.num_layers - self.layers
             layers = [dense(base.params[f"layers_{first + i}"]) for i in range(self.layers)]
             for i, params in enumerate(layers):
-                trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # norms of heads that the base lacks stay
+                trainable[f"layer{i + 1}"] |= copied_layer(c, params)  # what the base lacks stays
             trainable["fuse"] = {"kernel": jnp.eye(len(taps) * c.hidden_size, c.hidden_size)}
             trainable["fuse_norm"] = layers[0]["attention_norm"]
         if self.from_newest:
             trainable["enter"] = {"kernel": init_beside(base, 1)}
-        if self.markov_rank:
-            tokens, drafts = c.vocab_size, self.vocabulary or c.vocab_size
-            rows, columns = (tokens, drafts) if self.markov_tables else (c.hidden_size, c.hidden_size)
-            before = c.hidden_size**-0.5 * jax.random.normal(for_markov, (rows, self.markov_rank))
-            after = jnp.zeros((self.markov_rank, columns))
-            trainable["markov"] = {"before": {"kernel": before}, "after": {"kernel": after}}
+        trainable |= self.init_heads(for_heads, base)
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
     def _checked_taps(self, config: ModelConfig) -> tuple[int, ...]:
-        """The taps on a base. Raises UserError if it lacks them, the layers to copy, or the mask's token."""
+        """The taps on a base. Raises UserError for settings that do not fit its layers, width or tokens."""
         layers, taps = config.num_layers, self.taps(config.num_layers)
         if not 0 <= min(taps) <= max(taps) <= layers:
             tapped = ", ".join(map(str, taps))
             raise UserError(f"{self.name}: tapped must be 0 to {layers}, the layers of this base, got {tapped}")
         if self.start == "base" and self.layers > layers:
             raise UserError(f"{self.name}: {self.layers} layers cannot be copies of the {layers} that this base has")
+        if self.convolution and config.hidden_size % self.convolution_group:
+            raise UserError(
+                f"{self.name}: convolution_group must divide the width {config.hidden_size} of this base, "
+                f"got {self.convolution_group}"
+            )
         if self.mask_token >= config.vocab_size:
             last = config.vocab_size - 1
             raise UserError(
@@ -199,20 +197,7 @@ class DFlash(Method):
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Kernels in the base's dtype, and the Markov term as products of the vocabulary projection, [r, V']."""
-        trainable = for_products(trainable, base.dtype)
-        if "markov" in trainable:
-            after = trainable["markov"]["after"]["kernel"]
-            if not self.markov_tables:
-                after = base.draft_products(after).astype(base.dtype)
-            elif self.vocabulary and base.num_drafts > self.vocabulary:
-                raise UserError(
-                    f"dflash: its Markov term is for {self.vocabulary} tokens: draft-vocabulary must be 1 to "
-                    f"{self.vocabulary}, not {'0, all' if base.draft_vocabulary is None else base.num_drafts}"
-                )
-            else:
-                after = after[:, : base.num_drafts] if self.vocabulary else base.draft_part(after)
-            trainable["markov"] |= {"after": {"kernel": after}}
-        return trainable
+        return self.prepare_heads(for_products(trainable, base.dtype), base)
 
     # The drafter, the same in training and decoding
 
@@ -293,49 +278,24 @@ class DFlash(Method):
 
     def _layer(self, base: Base) -> DraftLayer:
         kind = nn.remat(DraftLayer, methods=["__call__"]) if base.decoder.remat else DraftLayer
-        return kind(self.layer_shapes(base.decoder.config))
+        return kind(self.layer_shapes(base.decoder.config), self.convolution, self.convolution_group)
 
     def _norm(self, params: PyTree, base: Base, x: jax.Array) -> jax.Array:
         return RMSNorm(self.layer_shapes(base.decoder.config).rms_norm_eps).apply({"params": params}, x)
 
     # Training
 
-    def predictions(self, trainable: PyTree, base: Base, batch: Batch) -> jax.Array:
-        """Logits [B, G, M, V] of a block per chosen position; -inf for tokens that it does not learn to draft.
-
-        The Markov term is given the text's own tokens.
-        """
-        return base.draft_whole(self._predictions(trainable, base, batch)[0], -jnp.inf)
-
-    def _predictions(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        """Predictions, and the base's final hidden states of the texts, [B, T, D]."""
+    def text_blocks(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Rows that predict, what was before them, and the base's last states, as `BlockHeads` has it."""
         B, T = batch.tokens.shape
         frozen, _, read = read_layers(base, batch.tokens, self.taps(base.decoder.config.num_layers))
         places = jnp.broadcast_to(jnp.arange(T), (B, T))
         memory = self.remember(trainable, base, read, places)
         ahead = jnp.maximum(batch.points, 0)[..., None] + np.arange(1, self.distances + 1)
-        path = batch.tokens[jnp.arange(B)[:, None, None], jnp.minimum(ahead, T - 1)]  # [B, G, M], before each distance
+        before = batch.tokens[jnp.arange(B)[:, None, None], jnp.minimum(ahead, T - 1)]
         newest = read[self._deepest(base)][jnp.arange(B)[:, None], ahead[..., 0] - 1]
-        states = self.fill(trainable, base, path[..., 0], ahead[..., 0], newest, memory, self.distances)
-        if not self.markov_rank:
-            return base.draft_logits(states), frozen
-        term = self._markov(trainable, base, path.reshape(B, -1)).reshape(*path.shape, -1)
-        if self.markov_tables:
-            return base.finished(base.draft_products(states) + term), frozen
-        return base.draft_logits(states + term), frozen  # in front of the projection: decoding adds it behind
-
-    def _markov(self, trainable: PyTree, base: Base, tokens: jax.Array) -> jax.Array:
-        """The Markov term behind tokens [B, R]: [B, R, V'], or in training without tables [B, R, D]."""
-        before, after = (trainable["markov"][name]["kernel"] for name in ("before", "after"))
-        return product(before[tokens] if self.markov_tables else product(base.embed(tokens), before), after)
-
-    def loss(
-        self, trainable: PyTree, base: Base, batch: Batch, stage: int = 0
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The mean over all targets of all distances, weighted as `alignment`, `labels` and `decay` say."""
-        student, frozen = self._predictions(trainable, base, batch)
-        distances = range(1, self.distances + 1)
-        return future_loss(student, base, frozen, batch, distances, self.alignment, self.labels, decay=self.decay)
+        states = self.fill(trainable, base, before[..., 0], ahead[..., 0], newest, memory, self.distances)
+        return states, before, frozen
 
     # Decoding
 
@@ -356,21 +316,12 @@ class DFlash(Method):
         }
 
     def offer(self, context: DraftContext, method_state: PyTree) -> Offer:
-        """The candidates of one block, as long as is asked for; with a Markov term level by level."""
-        base, trainable, tree = context.base, context.trainable, context.tree
-        depth = len(tree.inner) if self.markov_rank else min(context.depth, self.distances)
+        """The candidates of one block, as long as is asked for."""
+        depth = len(context.tree.inner) if self.along_paths else min(context.depth, self.distances)
         anchors, positions = context.root[:, None], context.position[:, None]
         newest, memory = method_state["newest"][:, None], method_state["memory"]
-        states = self.fill(trainable, base, anchors, positions, newest, memory, depth)[:, 0]
-        products = base.draft_products(states)  # [B, M', V']
-        if not self.markov_rank:
-            return offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
-
-        def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
-            term = self._markov(trainable, base, parents.tokens)  # of products, as in training
-            return base.finished(products[:, parents.level, None] + term), None
-
-        return offer_levels(context, expand, best=not context.fixed)
+        states = self.fill(context.trainable, context.base, anchors, positions, newest, memory, depth)
+        return self.offer_behind(context, states[:, 0])
 
 
 def _unit(x: jax.Array, epsilon: float) -> jax.Array:

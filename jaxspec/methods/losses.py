@@ -47,6 +47,20 @@ def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Ar
     return logsumexp(student, axis=-1) - jnp.sum(p[at] * student, axis=-1) - entropy[at]
 
 
+def overlap(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Array) -> jax.Array:
+    """The chance [B, G, M'] that rejection sampling takes a token drawn from predictions: the sum of min(p, q).
+
+    Args:
+      student: [B, G, M', V'] logits.
+      base: the frozen decoder.
+      frozen: [B, T, D], its final hidden states of the texts.
+      source: [B, G, M'] int32, the rows whose own predictions p are; V of them, also where fewer are drafted.
+    """
+    p = base.draft_part(jax.nn.softmax(base.logits(frozen)))
+    at_source = p[jnp.arange(len(source))[:, None, None], source]
+    return jnp.sum(jnp.minimum(at_source, jax.nn.softmax(student)), axis=-1)
+
+
 def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """-log P of every token but the first, [B, T - 1], and which of them belong to answers.
 

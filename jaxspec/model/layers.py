@@ -74,11 +74,16 @@ class Linear(nn.Module):
         return y + self.param("bias", nn.initializers.zeros, (self.features,)) if self.use_bias else y
 
 
-def held(module: nn.Module, name: str, shape: tuple[int, ...]) -> jax.Array:
-    """A module's kernel in the layout it is held in; `init` makes a plain one of this shape."""
+def held(
+    module: nn.Module,
+    name: str,
+    shape: tuple[int, ...],
+    first: nn.initializers.Initializer = nn.initializers.normal(0.02),
+) -> jax.Array:
+    """A module's kernel in the layout it is held in; `init` makes a plain one of this shape by `first`."""
     if module.has_variable("params", name):
         return module.get_variable("params", name)
-    return module.param(name, nn.initializers.normal(0.02), shape)
+    return module.param(name, first, shape)
 
 
 class Attention(nn.Module):

@@ -126,6 +126,11 @@ OPTIONS = {
         "head_norms": (False, True),
         "markov_rank": (4, 0),
         "markov_tables": (False, False, True),
+        "convolution": (0, 2),
+        "convolution_group": (16, 8),
+        "selector_rank": (0, 4, 4),
+        "selector_width": (16, 3),
+        "confidence_head": ("none", "state", "markov"),  # which counts where drafts are chosen per step
     },
     DraftModel: {
         "layers": ((0, 1, 2), (0, 2)),

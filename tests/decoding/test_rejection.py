@@ -57,7 +57,14 @@ SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 DRAFT_MODEL = DraftModel(layers=(0, 2), length=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
-METHODS += [MEDUSA, Hydra(heads=3), Amphista(heads=3), DFlash(block=3, layers=2, markov_rank=4), Eagle(depth=3), Mtp()]
+METHODS += [
+    MEDUSA,
+    Hydra(heads=3),
+    Amphista(heads=3),
+    DFlash(block=3, layers=2, markov_rank=4, selector_rank=4, selector_width=3),
+    Eagle(depth=3),
+    Mtp(),
+]
 METHODS += [PromptLookup(), Suffix(), Rest(size=300), TokenRecycling(), DRAFT_MODEL]
 POINTS = ("prompt_lookup", "suffix", "rest", "token_recycling", "lookahead", "jacobi")  # nothing of theirs is drawn
 METHODS += [Lookahead(), Jacobi(), SelfSpeculative(skip_attention=(1,), skip_mlp=(1,), threshold=0.3)]

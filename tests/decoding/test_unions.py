@@ -103,7 +103,7 @@ def check(drafter, prompts, sampling, batch_size, limit=24, **settings):
 
 TRAINED = [PPD(), BiTA(prompts=3), SPACE(distances=3, tuning="none"), HiddenTransfer(layers=(0, 1, 2))]
 TRAINED += [Medusa(heads=3), Hydra(heads=3), Amphista(heads=3)]
-TRAINED += [Eagle(depth=3, confidence=0.1), DFlash(block=3, layers=2, markov_rank=4), Mtp()]
+TRAINED += [Eagle(depth=3, confidence=0.1), DFlash(block=3, layers=2, markov_rank=4, confidence_head="markov"), Mtp()]
 TRAINED += [DraftModel(layers=(0, 2), length=3, beam=2)]
 # what drafts on and on is cut short: every level of a draft is compiled
 LOOKUP, SUFFIX, REST = PromptLookup(length=4), Suffix(length=4), Rest(size=300, length=4)

@@ -55,6 +55,23 @@ def dspark(**more):
     return config | more
 
 
+SECOND = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
+
+
+def authors2(**more):
+    """The config.json of DFlash 2's authors, with further keys of `dflash_config`."""
+    config = authors(SECOND | {"block_size": BLOCK} | more, architectures=["DFlash2DraftModel"], is_causal=False)
+    del config["block_size"]
+    return config
+
+
+def packaged2(**more):
+    """The config.json of DFlash 2 in the package speculators."""
+    named = {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", "draft_vocab_size": TOKENS}
+    proposal = packaged()["speculators_config"] | {"algorithm": "dflash2"}
+    return packaged(**named, **SECOND, speculators_config=proposal) | more
+
+
 def taps_of(config):
     """Before which layers of the base it reads, in the order of the file."""
     outputs = config.get("dflash_config", {}).get("target_layer_ids")
@@ -79,14 +96,30 @@ def make_dflash(config, head, dtype=np.float16, seed=0):
     count = config.get("draft_vocab_size", TOKENS)
     if rank := config.get("markov_rank"):
         shapes |= {"markov_head.markov_w1.weight": (TOKENS, rank), "markov_head.markov_w2.weight": (count, rank)}
-        if config.get("enable_confidence_head", True):
-            shapes |= {"confidence_head.proj.weight": (1, D + rank), "confidence_head.proj.bias": (1,)}
+    if "markov_rank" in config and config.get("enable_confidence_head", True):
+        read = D + rank * config.get("confidence_head_with_markov", True)
+        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    if second := second_of(config):
+        taps, groups = second["conv_kernel_size"], D // second["conv_group_size"]
+        for i in range(c["num_hidden_layers"]):
+            for part in (f"layers.{i}.attention_conv", f"layers.{i}.mlp_conv"):
+                shapes |= {f"{part}.base_kernel": (2, taps, D)}
+                shapes |= {f"{part}.kernel_projection.weight": (2 * taps * groups, D)}
+        for name in ("predecessor", "successor"):
+            shapes[f"candidate_selector.{name}_codebook"] = (TOKENS, second["selector_rank"])
+        shapes["candidate_selector.hidden_projection.weight"] = (second["selector_rank"], D)
     rng = np.random.default_rng(seed)
     tensors = {n: (("norm" in n) + 0.3 * rng.normal(size=shape)).astype(dtype) for n, shape in shapes.items()}
     if count < TOKENS:
         tensors |= {"d2t": DRAFTED - np.arange(len(DRAFTED)), "t2d": np.isin(np.arange(TOKENS), DRAFTED)}
         tensors["lm_head.weight"] = head[DRAFTED].astype(dtype)
     return tensors
+
+
+def second_of(config):
+    """The keys of DFlash 2, if it is that."""
+    keys = config.get("dflash_config", config)
+    return keys if "selector_rank" in keys else None
 
 
 def fused(tensors):
@@ -99,14 +132,15 @@ def fused(tensors):
 
 
 def reference(config, tensors, states, embedding, head, tokens, anchors):
-    """Logits [anchors][block, V'] of blocks, each behind the text before its anchor.
+    """Logits [anchors][block, V'] of blocks, each behind the text before its anchor, and log-odds of a confidence head.
 
-    From the base's states [T, D] in the order of the file's ids, its embeddings [V, D] and projection [V', D]. DSpark's
-    Markov head knows the text within a block.
+    From the base's states [T, D] in the order of the file's ids, its embeddings [V, D] and projection [V', D]. What
+    depends on the token before knows the text within a block.
     """
     c = config.get("transformer_layer_config", config)
     w = {name.removesuffix(".weight"): x.astype(np.float64) for name, x in tensors.items()}
     Dh, heads, kv = c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
+    second = second_of(config)
 
     def norm(x, scale):
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + c["rms_norm_eps"]) * w[scale]
@@ -126,23 +160,56 @@ def reference(config, tensors, states, embedding, head, tokens, anchors):
             def project(x, part, many, name=name):
                 return (x @ w[f"{name}{part}_proj"].T + w.get(f"{name}{part}_proj.bias", 0)).reshape(len(x), many, -1)
 
-            x = norm(h, f"layers.{i}.input_layernorm")
+            x, attention_out = convolutions(norm(h, f"layers.{i}.input_layernorm"), f"layers.{i}.attention_conv")
             seen = np.concatenate([context, x])
             q = rotated(norm(project(x, "q", heads), name + "q_norm"), at[anchor:])
             k = np.repeat(rotated(norm(project(seen, "k", kv), name + "k_norm"), at), heads // kv, axis=1)
             v = np.repeat(project(seen, "v", kv), heads // kv, axis=1)
             weights = np.exp(np.einsum("qhd,khd->hqk", q, k) / np.sqrt(Dh))
             mixed = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v).reshape(BLOCK, -1)
-            h = h + mixed @ w[name + "o_proj"].T + w.get(name + "o_proj.bias", 0)
-            x, mlp = norm(h, f"layers.{i}.post_attention_layernorm"), f"layers.{i}.mlp."
+            h = h + attention_out(mixed @ w[name + "o_proj"].T + w.get(name + "o_proj.bias", 0))
+            x, mlp_out = convolutions(norm(h, f"layers.{i}.post_attention_layernorm"), f"layers.{i}.mlp_conv")
+            mlp = f"layers.{i}.mlp."
             gate = x @ w[mlp + "gate_proj"].T
-            h = h + (gate / (1 + np.exp(-gate)) * (x @ w[mlp + "up_proj"].T)) @ w[mlp + "down_proj"].T
-        logits = norm(h, "norm") @ head.T
+            h = h + mlp_out((gate / (1 + np.exp(-gate)) * (x @ w[mlp + "up_proj"].T)) @ w[mlp + "down_proj"].T)
+        h = norm(h, "norm")
+        logits, before = h @ head.T, tokens[anchor : anchor + BLOCK]
+        if config.get("sample_from_anchor", "markov_rank" in config) is False:  # row i predicts the token at anchor + i
+            before = np.concatenate([before[:1], before[:-1]])
         if "markov_head.markov_w1" in w:
-            before = tokens[anchor : anchor + BLOCK]
-            if config.get("sample_from_anchor") is False:  # row i predicts the token at anchor + i
-                before = np.concatenate([before[:1], before[:-1]])
             logits = logits + w["markov_head.markov_w1"][before] @ w["markov_head.markov_w2"].T
+        odds = np.zeros(BLOCK)
+        if "confidence_head.proj" in w:
+            read = [h, w["markov_head.markov_w1"][before]] if config.get("confidence_head_with_markov", True) else [h]
+            odds = (np.concatenate(read, -1) @ w["confidence_head.proj"].T + w["confidence_head.proj.bias"])[:, 0]
+        return (logits if second is None else selected(logits, h, before)), odds
+
+    def convolutions(x, name):
+        """Rows after the first convolution, and the second one as a function; the rows themselves without."""
+        if second is None:
+            return x, lambda y: y
+        taps, group = second["conv_kernel_size"], second["conv_group_size"]
+        change = (x @ w[f"{name}.kernel_projection"].T).reshape(BLOCK, 2, taps, WIDTH // group)
+
+        def apply(x, side):
+            y = np.zeros_like(x)
+            for row in range(BLOCK):
+                for tap in range(min(taps, row + 1)):
+                    weights = w[f"{name}.base_kernel"][side, tap] + np.repeat(change[row, side, tap], group)
+                    y[row] += weights * x[row - tap]
+            return y
+
+        return apply(x, 0), lambda y: apply(y, 1)
+
+    def selected(logits, h, before):
+        """The best ones anew; the others, which the published code drops, stay behind them."""
+        part = "candidate_selector."
+        pair = w[f"{part}predecessor_codebook"][before] * (h @ w[f"{part}hidden_projection"].T)
+        for row, best in enumerate(np.argsort(-logits)[:, : second["selector_top_k"]]):
+            moved = logits[row, best] + w[f"{part}successor_codebook"][best] @ pair[row]
+            logits[row] = np.minimum(logits[row], moved.min())
+            logits[row, best] = moved
         return logits
 
-    return np.stack([block(anchor) for anchor in anchors])
+    logits, odds = zip(*[block(anchor) for anchor in anchors], strict=True)
+    return np.stack(logits), np.stack(odds)

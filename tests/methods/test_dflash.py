@@ -23,12 +23,13 @@ from tests.helpers.tiny import TINY, make_prompts
 
 PLAIN = DFlash(block=4, layers=2, tapped=(1, 3), sample_from_anchor=False, from_newest=False, head_norms=True)
 MARKOV = DFlash(block=3, layers=2, tapped=(1, 3), markov_rank=4)
-TABLES = dataclasses.replace(MARKOV, markov_tables=True)
+TABLES = dataclasses.replace(MARKOV, markov_tables=True, confidence_head="markov")
+SECOND = DFlash(block=3, layers=2, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=5)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]
 PROMPTS = make_prompts(2)
 
 both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.slow), MARKOV], ids=settings)
-all_three = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES], ids=settings)
+every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, SECOND], ids=settings)
 
 
 def run(method, tiny, paths, steps, chunk=8):
@@ -62,7 +63,7 @@ def check_draft(method, predicts, tiny, paths, steps=3):
 
 
 @pytest.mark.slow
-@all_three
+@every
 def test_the_draft_is_what_training_would_predict(tiny, method):
     check_draft(method, method, tiny, PATHS)
 
@@ -148,7 +149,12 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    [dataclasses.replace(PLAIN, start="random", mask_token=15), dataclasses.replace(MARKOV, alignment=1.0), TABLES],
+    [
+        dataclasses.replace(PLAIN, start="random", mask_token=15),
+        dataclasses.replace(MARKOV, alignment=1.0),
+        TABLES,
+        SECOND,
+    ],
     ids=settings,
 )
 def test_training_moves_every_part_and_learns(tiny, method):
@@ -236,7 +242,7 @@ def test_a_tree_deeper_than_the_block_is_refused(tiny):
 def test_tables_of_few_tokens_draft_no_others(tiny):
     method = dataclasses.replace(TABLES, vocabulary=6)
     trainable = jax.eval_shape(lambda base: method.init(jax.random.key(0), base), tiny.base)
-    assert trainable["markov"]["before"]["kernel"].shape == (16, 4)
+    assert trainable["markov"]["before"]["table"].shape == (16, 4)
     assert trainable["markov"]["after"]["kernel"].shape == (4, 6)
     trainable = trained(method, tiny.base)
     for base, got in ((tiny.base, "0, all"), (tiny.base.drafting(jnp.arange(8)), "8")):

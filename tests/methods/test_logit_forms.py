@@ -26,6 +26,7 @@ PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]
     [
         DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4),
         DFlash(block=3, layers=1, tapped=(1, 3)),
+        DFlash(block=2, layers=1, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=3),
         Eagle(),
         Medusa(heads=2),
         Medusa(heads=2, lm_head="full"),

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
 from jaxspec.decoding.method import Batch
-from jaxspec.methods.losses import future_loss
+from jaxspec.methods.losses import future_loss, overlap
 from tests.helpers.model import quick_jit
 
 # two groups make fewer predictions than there are rows, nine make more
@@ -86,3 +86,14 @@ def test_labels_and_accuracies(tiny):
     found = [log_p[g, d, label] for g, d, label in ((0, 0, 4), (0, 1, 1), (1, 0, 9), (1, 1, 2), (2, 0, 2))]
     np.testing.assert_allclose(loss, -np.mean(found), rtol=1e-5)
     np.testing.assert_allclose([metrics["top1@1"], metrics["top1@2"]], [2 / 3, 1])
+
+
+def test_the_overlap_is_the_chance_to_be_taken(tiny):
+    """Of tokens that are not drafted the base's share is lost."""
+    _, frozen, student = drawn(1, 2)
+    source, ids = np.array([[[3, 4], [7, 8]]]), [7, 0, 3, 12, 5, 9]
+    p = softmax(np.asarray(tiny.base.logits(frozen))[0][source[0]], axis=-1)
+    for base, ours in ((tiny.base, p), (tiny.base.drafting(jnp.array(ids)), p[..., ids])):
+        q = student[..., : ours.shape[-1]]
+        expected = np.minimum(ours, softmax(np.asarray(q[0]), axis=-1)).sum(axis=-1)
+        np.testing.assert_allclose(overlap(q, base, frozen, source)[0], expected, atol=1e-5)

@@ -75,7 +75,7 @@ def test_every_mesh_trains_like_one_device(tiny):
 
 
 OTHERS = (Medusa(lm_head="full"), BiTA(), HiddenTransfer(layers=(0, 1, 1), training="joint"), Amphista(), SPACE())
-OTHERS += (Eagle(unroll=2, own_head=True), DFlash(block=3, layers=1, markov_rank=4))
+OTHERS += (Eagle(unroll=2, own_head=True), DFlash(block=3, layers=1, markov_rank=4, convolution=2, selector_rank=4))
 
 
 @pytest.mark.slow

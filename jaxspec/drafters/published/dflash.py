@@ -1,4 +1,4 @@
-"""DFlash as its authors publish it: `DFlashDraftModel`, which borrows the base's embeddings and projection."""
+"""DFlash and DFlash 2 as their authors publish them, which borrow the base's embeddings and projection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import DescribedBlocks, check_taps, read_dflash
+from jaxspec.drafters.published.dflash_parts import (
+    DescribedBlocks,
+    check_taps,
+    read_dflash,
+    selector_keys,
+    selector_settings,
+)
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
@@ -16,20 +22,24 @@ from jaxspec.methods import DFlash
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.model import Model
 
-_ARCHITECTURE = "DFlashDraftModel"
+_DFLASH, _DFLASH2 = "DFlashDraftModel", "DFlash2DraftModel"
 _KEYS = ("architectures", "block_size", "dflash_config", "num_target_layers")
 _OWN_KEYS = ("block_size", "mask_token_id", "target_layer_ids")  # of dflash_config
+_KEYS2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # likewise, of DFlash 2
 
 
 def _recognises(config: Mapping[str, Any]) -> bool:
-    return config.get("architectures") == [_ARCHITECTURE] and "speculators_model_type" not in config
+    return config.get("architectures") in ([_DFLASH], [_DFLASH2]) and "speculators_model_type" not in config
 
 
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
-    folder.check_keys((*LAYER_KEYS, *_KEYS))
+    second = folder.config["architectures"] == [_DFLASH2]
+    # blocks whose rows see each other, which they do where nothing is said, too
+    both_ways = ("is_causal",) if folder.config.get("is_causal") is False else ()
+    folder.check_keys((*LAYER_KEYS, *_KEYS, *both_ways))
     keys = Keys(folder.config, {}, folder.config_file)
     blocks = keys.part("dflash_config")
-    folder.check_keys(_OWN_KEYS, blocks.content, "dflash_config.")
+    folder.check_keys((*_OWN_KEYS, *(_KEYS2 if second else ())), blocks.content, "dflash_config.")
     shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
     check_base(folder, shapes, model, None)
     check_layers(folder, keys.count("num_target_layers", 1000), model)
@@ -37,7 +47,13 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     ids = layer_ids(where, blocks.required("target_layer_ids"))
     tapped = check_taps(where, ids, [i + 1 for i in ids], model.config.num_layers)  # outputs
     said = DescribedBlocks(
-        shapes, _block(keys, blocks), tapped, blocks.count("mask_token_id", 10**7, 0), False, shapes.vocab_size
+        shapes,
+        _block(keys, blocks),
+        tapped,
+        blocks.count("mask_token_id", 10**7, 0),
+        False,
+        shapes.vocab_size,
+        selector_settings(blocks) if second else {},
     )
     return read_dflash(folder, model, "dflash", said)
 
@@ -55,20 +71,23 @@ def _write(adapter: Adapter, model: Model) -> Written:
     shapes, layer = export_layers(method, model)
     if method.sample_from_anchor:
         raise UserError("dflash: the form dflash has no sample_from_anchor; --form speculators has it")
-    if method.markov_rank:
-        raise UserError("dflash: the form dflash has no markov_rank; --form speculators has it, as DSpark")
+    for name, off in (("markov_rank", 0), ("confidence_head", "none")):
+        if getattr(method, name) != off:
+            raise UserError(f"dflash: the form dflash has no {name}; --form speculators has it, as DSpark")
     if method.vocabulary:
         raise UserError("dflash: the form dflash has no vocabulary: it drafts all tokens; --form speculators has it")
     reads = sorted(method.taps(model.config.num_layers))
     if not reads[0]:
         raise UserError("dflash: the form dflash reads outputs of layers, and tapped has 0; --form speculators has it")
+    second = method.convolution or method.selector_rank
+    own = {"mask_token_id": method.mask_token, "target_layer_ids": [read - 1 for read in reads]}
     config = {
-        "architectures": [_ARCHITECTURE],
+        "architectures": [_DFLASH2 if second else _DFLASH],
         "block_size": method.block,
-        "dflash_config": {"mask_token_id": method.mask_token, "target_layer_ids": [read - 1 for read in reads]},
+        "dflash_config": own | (selector_keys(method) if second else {}),
         "num_target_layers": model.config.num_layers,
     }
     return Written(layer | config, write_tensors(adapter, model, shapes))
 
 
-FORM = Form("dflash", "DFlash of its authors", _recognises, _read, _write)
+FORM = Form("dflash", "DFlash and DFlash 2 of their authors", _recognises, _read, _write)

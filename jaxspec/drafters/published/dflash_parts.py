@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.traverse_util
 import numpy as np
 
 from jaxspec.config import ModelConfig
+from jaxspec.drafters.published.dflash_heads import read_heads
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Interpretation
 from jaxspec.drafters.published.imported import make_adapter
@@ -17,11 +18,11 @@ from jaxspec.drafters.published.layers import layer_tensors
 from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, base_head, is_copy, read_vocabulary
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
+from jaxspec.weights.keys import Keys
 from jaxspec.weights.model import Model
 from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}  # of a layer, by our names
-MARKOV = {"before": "markov_head.markov_w1.weight", "after": "markov_head.markov_w2.weight"}
 _FUSED = "self_attn.qkv_proj"
 
 
@@ -36,7 +37,7 @@ class DescribedBlocks:
       mask_token: id.
       sample_from_anchor: the anchor's row predicts, too.
       draft_vocabulary: V', tokens that it drafts.
-      markov_rank: r of DSpark's Markov head; 0 without.
+      heads: settings of `DFlash` for what DSpark and DFlash 2 have beside it.
     """
 
     shapes: ModelConfig
@@ -45,7 +46,7 @@ class DescribedBlocks:
     mask_token: int
     sample_from_anchor: bool
     draft_vocabulary: int
-    markov_rank: int = 0
+    heads: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def check_taps(where: str, ids: Any, tapped: Sequence[int], layers: int) -> tuple[int, ...]:
@@ -74,6 +75,32 @@ def check_plain_embedding(model: Model) -> None:
         raise UserError(f"dflash: {model.name!r} scales its embeddings, which no published form of dflash says")
 
 
+def selector_settings(keys: Keys) -> dict[str, int]:
+    """Settings of `DFlash` for what makes a drafter one of DFlash 2. Raises UserError for a key without a number."""
+    return {
+        "convolution": keys.count("conv_kernel_size", 64),
+        "convolution_group": keys.count("conv_group_size", 10**5),
+        "selector_rank": keys.count("selector_rank", 10**5),
+        "selector_width": keys.count("selector_top_k", 10**5),
+    }
+
+
+def selector_keys(method: DFlash) -> dict[str, int]:
+    """The opposite. Raises UserError for a drafter that has one half of DFlash 2, or DSpark's heads beside it."""
+    for name in ("convolution", "selector_rank"):
+        if not getattr(method, name):
+            raise UserError(f"dflash: published forms of DFlash 2 have convolution and selector_rank, and {name} is 0")
+    for name, off in (("markov_rank", 0), ("confidence_head", "none")):
+        if getattr(method, name) != off:
+            raise UserError(f"dflash: no published form has {name} beside convolution and selector_rank")
+    return {
+        "conv_kernel_size": method.convolution,
+        "conv_group_size": method.convolution_group,
+        "selector_rank": method.selector_rank,
+        "selector_top_k": method.selector_width,
+    }
+
+
 def read_dflash(folder: PublishedFolder, model: Model, form: str, said: DescribedBlocks) -> list[Interpretation]:
     """The drafter that a folder holds. Raises UserError for a tensor that is missing, misshapen or unknown."""
     check_plain_embedding(model)
@@ -95,10 +122,15 @@ def read_dflash(folder: PublishedFolder, model: Model, form: str, said: Describe
         shapes=said.shapes,
         start="random",
         vocabulary=0 if frequent is None else len(frequent),
-        markov_rank=said.markov_rank,
-        markov_tables=said.markov_rank > 0,
+        **said.heads,
     )
-    flat = _read_tensors(folder, said) | _read_markov(folder, said)
+    if method.convolution and said.shapes.hidden_size % method.convolution_group:
+        raise UserError(
+            f"{folder.config_file}: conv_group_size {method.convolution_group} does not divide the width "
+            f"{said.shapes.hidden_size}"
+        )
+    flat = _read_tensors(folder, said)
+    flat |= read_heads(folder, method, said.shapes.hidden_size, said.shapes.vocab_size)
     trainable = flax.traverse_util.unflatten_dict(join_parts(said.shapes, flat), sep="/")
     return [Interpretation("", make_adapter(folder, model, form, method, trainable, frequent=frequent))]
 
@@ -129,15 +161,6 @@ def _read_tensors(folder: PublishedFolder, said: DescribedBlocks) -> Flat:
     flat["fuse_norm/scale"] = folder.take("hidden_norm.weight", (D,)).astype(np.float32)
     flat["norm/scale"] = folder.take("norm.weight", (D,)).astype(np.float32)
     return flat
-
-
-def _read_markov(folder: PublishedFolder, said: DescribedBlocks) -> Flat:
-    """The tables of DSpark's Markov head."""
-    if not said.markov_rank:
-        return {}
-    rows = {"before": said.shapes.vocab_size, "after": said.draft_vocabulary}
-    before, after = (folder.take(MARKOV[name], (rows[name], said.markov_rank)).astype(np.float32) for name in rows)
-    return {"markov/before/kernel": before, "markov/after/kernel": after.T}
 
 
 def _read_layer(folder: PublishedFolder, c: ModelConfig, prefix: str) -> Flat:

@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import MARKOV, NORMS, check_plain_embedding, check_taps
+from jaxspec.drafters.published.dflash_heads import write_heads
+from jaxspec.drafters.published.dflash_parts import NORMS, check_plain_embedding, check_taps
 from jaxspec.drafters.published.layers import layer_tensors, written_shapes
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
@@ -52,9 +53,7 @@ def write_tensors(adapter: Adapter, model: Model, shapes: ModelConfig) -> dict[s
         "hidden_norm.weight": host(flat["fuse_norm/scale"]),
         "norm.weight": host(flat["norm/scale"]),
     }
-    if adapter.method.markov_rank:
-        before, after = (host(flat[f"markov/{name}/kernel"]) for name in MARKOV)
-        tensors |= {MARKOV["before"]: before, MARKOV["after"]: after.T}
+    tensors |= write_heads(flat, adapter.method, D, shapes.vocab_size)
     for number in range(shapes.num_layers):
         parts = _layer_parts(flat, shapes, f"layer{number + 1}/")
         for path, (name, shape) in layer_tensors(shapes, D).items():

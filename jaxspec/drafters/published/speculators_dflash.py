@@ -1,7 +1,4 @@
-"""DFlash, and DSpark, as the package `speculators` and vLLM publish them: the layers' config within the drafter's.
-
-DSpark's confidence head, which says where a draft should end, is left out: drafts end by measured chances here.
-"""
+"""DFlash, DFlash 2 and DSpark as `speculators` and vLLM publish them: the layers' config within the drafter's."""
 
 from __future__ import annotations
 
@@ -12,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxspec.drafters.adapter import Adapter
-from jaxspec.drafters.published.dflash_parts import MARKOV, DescribedBlocks, check_taps, read_dflash
+from jaxspec.drafters.published.dflash_heads import MARKOV_COLUMNS
+from jaxspec.drafters.published.dflash_parts import (
+    DescribedBlocks,
+    check_taps,
+    read_dflash,
+    selector_keys,
+    selector_settings,
+)
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Form, Interpretation, Written
@@ -25,27 +29,41 @@ from jaxspec.drafters.published.speculators_parts import (
     written_config,
 )
 from jaxspec.drafters.published.vocabulary import HEAD, base_head, written_vocabulary
+from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
 from jaxspec.weights.keys import Keys
 from jaxspec.weights.model import Model
 
 _IDS = "aux_hidden_state_layer_ids"
-_DFLASH, _DSPARK = "dflash", "dspark"
-_ARCHITECTURES = {_DFLASH: "DFlashSpeculator", _DSPARK: "DSparkSpeculator"}
+_DFLASH, _DFLASH2, _DSPARK = "dflash", "dflash2", "dspark"
+_ARCHITECTURES = {_DFLASH: "DFlashSpeculator", _DFLASH2: "DFlash2DraftModel", _DSPARK: "DSparkSpeculator"}
 # sliding_window_non_causal says nothing without windows, which are refused
 _KEYS = ("block_size", _IDS, "mask_token_id", "sample_from_anchor", "sliding_window_non_causal")
-_MARKOV_KEYS = ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
-_MARKOV_DEFAULTS = {"sample_from_anchor": True, "markov_rank": 256, "markov_head_type": "vanilla"}
+_OWN_KEYS = {
+    _DFLASH: (),
+    _DFLASH2: ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    _DSPARK: ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+}
+_DEFAULTS = {
+    _DFLASH: {},
+    _DFLASH2: {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+    _DSPARK: {
+        "sample_from_anchor": True,
+        "markov_rank": 256,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+}
 
 
 def _recognises(config: Mapping[str, Any]) -> bool:
-    return config.get("speculators_model_type") in (_DFLASH, _DSPARK)
+    return config.get("speculators_model_type") in _ARCHITECTURES
 
 
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     kind = folder.config["speculators_model_type"]
-    more = (_MARKOV_KEYS, _MARKOV_DEFAULTS) if kind == _DSPARK else ((), {})
-    keys, layer = checked_keys(folder, (*_KEYS, *more[0]), more[1])
+    keys, layer = checked_keys(folder, (*_KEYS, *_OWN_KEYS[kind]), _DEFAULTS[kind])
     shapes = layer_shapes(folder, layer.content, FAMILIES, layer.where)
     check_base(folder, shapes, model, keys.optional_count("target_hidden_size", 10**6))
     leave_training_tensors(folder)
@@ -59,38 +77,43 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
         keys.count("mask_token_id", 10**7, 0),
         anchor,
         keys.count("draft_vocab_size", 10**7),
-        _markov_rank(folder, keys) if kind == _DSPARK else 0,
+        _heads(kind, keys),
     )
     return read_dflash(folder, model, "speculators", said)
 
 
-def _markov_rank(folder: PublishedFolder, keys: Keys) -> int:
-    """r of the Markov head. Raises UserError for one that is not vanilla."""
-    if keys.get("enable_confidence_head", True):
-        folder.leave("confidence_head.proj.weight", "confidence_head.proj.bias")
-    rank = keys.count("markov_rank", 10**5, 0)
+def _heads(kind: str, keys: Keys) -> dict[str, Any]:
+    """Settings of `DFlash` for what this kind has beside it. Raises UserError for a Markov head that is not vanilla."""
+    if kind != _DSPARK:
+        return selector_settings(keys) if kind == _DFLASH2 else {}
+    rank, confidence = keys.count("markov_rank", 10**5, 0), "none"
     if rank and keys.get("markov_head_type") != "vanilla":
         raise keys.error("markov_head_type", "vanilla: gated and recurrent heads are not supported")
-    return rank
+    if keys.flag("enable_confidence_head"):
+        confidence = "markov" if keys.flag("confidence_head_with_markov") else "state"
+    if confidence == "markov" and not rank:
+        raise keys.error("confidence_head_with_markov", "false where markov_rank is 0")
+    return {"markov_rank": rank, "markov_tables": rank > 0, "confidence_head": confidence}
 
 
 def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
     shapes, layer = export_layers(method, model)
-    tensors, V = write_tensors(adapter, model, shapes), model.config.vocab_size
-    count = adapter.info.get("draft_vocabulary", 0)
+    kind, own = _written_heads(method)
+    count, V = adapter.info.get("draft_vocabulary", 0), model.config.vocab_size
+    if kind == _DFLASH2 and count:
+        raise UserError("dflash: DFlash 2 in the form speculators has no vocabulary: it drafts all tokens")
+    tensors = write_tensors(adapter, model, shapes)
     if count:
         ids = adapter.frequent_tokens[:count].astype(np.int64)
         order = np.argsort(ids)
         tensors |= {HEAD: base_head(model, ids[order]), **written_vocabulary(ids[order], V)}
         if method.markov_rank:
             rows = order if method.vocabulary else ids[order]
-            tensors[MARKOV["after"]] = tensors[MARKOV["after"]][rows]
-    kind = _DSPARK if method.markov_rank else _DFLASH
-    own = {"markov_rank": method.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
+            tensors[MARKOV_COLUMNS] = tensors[MARKOV_COLUMNS][rows]
     config = {
         **written_config(kind, _ARCHITECTURES[kind], method.distances, model),
-        **(own if kind == _DSPARK else {}),
+        **own,
         "block_size": method.block,
         "draft_vocab_size": count or V,
         _IDS: sorted(method.taps(model.config.num_layers)),
@@ -101,4 +124,15 @@ def _write(adapter: Adapter, model: Model) -> Written:
     return Written(config, tensors)
 
 
-FORM = Form("dflash", "DFlash and DSpark of the package speculators", _recognises, _read, _write)
+def _written_heads(method: DFlash) -> tuple[str, dict[str, Any]]:
+    """The kind that a drafter is, and the keys of this kind alone. Raises UserError for what none of them has."""
+    if method.convolution or method.selector_rank:
+        return _DFLASH2, selector_keys(method)
+    if not method.markov_rank and method.confidence_head == "none":
+        return _DFLASH, {}
+    own = {"markov_rank": method.markov_rank, "markov_head_type": "vanilla"}
+    own |= {"enable_confidence_head": method.confidence_head != "none"}
+    return _DSPARK, own | {"confidence_head_with_markov": method.confidence_head == "markov"}
+
+
+FORM = Form("dflash", "DFlash, DFlash 2 and DSpark of the package speculators", _recognises, _read, _write)

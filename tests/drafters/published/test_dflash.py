@@ -1,4 +1,4 @@
-"""DFlash and DSpark drafters of others: what they compute, round trips, and files that are wrong."""
+"""DFlash, DFlash 2 and DSpark drafters of others: what they compute, round trips, and files that are wrong."""
 
 import dataclasses
 import json
@@ -21,7 +21,18 @@ from jaxspec.model.rows import read_layers
 from jaxspec.weights.shards import map_safetensors
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.published import DRAFTED, TOKENS, save
-from tests.helpers.published_dflash import MASK, authors, dspark, fused, make_dflash, packaged, reference, taps_of
+from tests.helpers.published_dflash import (
+    MASK,
+    authors,
+    authors2,
+    dspark,
+    fused,
+    make_dflash,
+    packaged,
+    packaged2,
+    reference,
+    taps_of,
+)
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 slow = pytest.mark.slow
@@ -55,7 +66,11 @@ def published(folder, model, config, dtype=np.float16):
     [
         pytest.param(authors(), lambda x: x, id="authors"),
         pytest.param(packaged({"attention_bias": True}), fused, id="speculators"),
+        pytest.param(packaged2(), lambda x: x, id="second"),
+        pytest.param(authors2(conv_kernel_size=3), lambda x: x, id="second_authors", marks=slow),
+        pytest.param(packaged2(sample_from_anchor=True), lambda x: x, id="second_anchor", marks=slow),
         pytest.param(dspark(), lambda x: x, id="dspark"),
+        pytest.param(dspark(confidence_head_with_markov=False), lambda x: x, id="dspark_state", marks=slow),
         pytest.param(dspark(sample_from_anchor=False), lambda x: x, id="dspark_behind_anchor", marks=slow),
         pytest.param(packaged(sample_from_anchor=True), lambda x: x, id="anchor", marks=slow),
         pytest.param(packaged({"model_type": "llama"}, draft_vocab_size=TOKENS), lambda x: x, id="llama", marks=slow),
@@ -69,12 +84,17 @@ def test_it_computes_what_is_published(tiny, tmp_path, config, tensors):
     states = [np.asarray(states[layer], np.float64)[0] for layer in taps_of(config)]
     embedding = np.asarray(tiny.params["embedding"], np.float64)
     ids = DRAFTED if adapter.method.vocabulary else np.arange(TOKENS)
-    expected = reference(config, weights, states, embedding, head_of(tiny)[ids], np.asarray(tokens)[0], ANCHORS)
+    expected, odds = reference(config, weights, states, embedding, head_of(tiny)[ids], np.asarray(tokens)[0], ANCHORS)
     base = learning(tiny.base, adapter.method, adapter.frequent_tokens)
     points = [anchor - 1 for anchor in ANCHORS]  # a block's owner is the token before its anchor
-    ours = predict(adapter.method, adapter.trainable, base, batch_of(tokens, [points]))[0]
-    predicting = expected if adapter.method.sample_from_anchor else expected[:, 1:]
+    method, batch = adapter.method, batch_of(tokens, [points])
+    ours = predict(method, adapter.trainable, base, batch)[0]
+    predicting = expected if method.sample_from_anchor else expected[:, 1:]
     np.testing.assert_allclose(ours[..., ids], predicting, atol=1e-4)
+    if method.confidence_head != "none":
+        blocks = jax.jit(method.text_blocks)(adapter.trainable, base, batch)
+        found = method.log_odds(adapter.trainable, base, *blocks[:2])[0]
+        np.testing.assert_allclose(found, odds if method.sample_from_anchor else odds[:, 1:], atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32])
@@ -83,7 +103,11 @@ def test_it_computes_what_is_published(tiny, tmp_path, config, tensors):
     [
         ("dflash", authors()),
         ("speculators", packaged({"attention_bias": True}, aux_hidden_state_layer_ids=[0, 2])),
+        ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2])),
         ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2], enable_confidence_head=False)),
+        ("speculators", dspark(aux_hidden_state_layer_ids=[0, 2], markov_rank=0, confidence_head_with_markov=False)),
+        ("dflash", authors2()),
+        ("speculators", packaged2(aux_hidden_state_layer_ids=[0, 2])),
     ],
 )
 def test_a_round_trip_is_bit_for_bit(tiny, tmp_path, form, config, dtype):
@@ -115,7 +139,7 @@ def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path):
 
 @slow
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.5, top_k=5)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("config", [packaged(), dspark()], ids=["dflash", "dspark"])
+@pytest.mark.parametrize("config", [packaged(), packaged2(), dspark()], ids=["dflash", "dflash2", "dspark"])
 def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, config, sampling):
     folder, prompts = published(tmp_path, tiny, config), make_prompts(4)
     drafter = load_drafter("dflash", tiny, folder, tree="own")
@@ -124,8 +148,9 @@ def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, config, sampling):
     assert [a.tokens for a in ours] == [
         a.tokens for a in generate(autoregressive(tiny), prompts, 20, sampling=sampling)
     ]
-    with pytest.raises(UserError, match="draft-vocabulary 4: this drafter, which was published, drafts 12 tokens"):
-        load_drafter("dflash", tiny, folder, tree="own", draft_vocabulary=4)
+    if "d2t" in map_safetensors(folder / "model.safetensors"):
+        with pytest.raises(UserError, match="draft-vocabulary 4: this drafter, which was published, drafts 12 tokens"):
+            load_drafter("dflash", tiny, folder, tree="own", draft_vocabulary=4)
 
 
 def test_copies_of_the_bases_weights_are_not_kept(tiny, tmp_path):
@@ -183,14 +208,24 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (authors(block_size=None), "block_size must be a whole number"),
         (authors(block_size=32), "block must be 2 to 16, got 32"),
         (authors(sliding_window=64), "sliding_window 64 is not supported in a drafter"),
-        (authors(architectures=["DFlash2DraftModel"]), r"no form of drafters that is known.*'DFlash2DraftModel'"),
-        (packaged(speculators_model_type="dflash2"), "no form of drafters that is known.* 'dflash2'"),
+        (authors(is_causal=True), "'is_causal' True is not known in this form"),
+        (authors({"selector_rank": 6}), "dflash_config.'selector_rank' 6 is not known in this form"),
+        (authors(architectures=["DFlash2DraftModel"]), "key 'conv_kernel_size' is missing"),
+        (authors2(), "tensor 'layers.0.attention_conv.base_kernel' is missing"),
+        (authors2(output_multiplier=0.5), "dflash_config.'output_multiplier' 0.5 is not known in this form"),
+        (authors2(conv_group_size=5), "conv_group_size 5 does not divide the width 32"),
+        (packaged2(selector_top_k=0), "selector_top_k must be a whole number"),
+        (packaged2(markov_rank=4), "'markov_rank' 4 is not known in this form"),
         (dspark(markov_head_type="gated"), "markov_head_type must be vanilla: gated .* not supported, got 'gated'"),
         (dspark(), "tensor 'markov_head.markov_w1.weight' is missing"),
         (packaged(aux_hidden_state_layer_ids=None), "aux_hidden_state_layer_ids must be a list of layers, got None"),
         (packaged(aux_hidden_state_layer_ids=[0, 3]), r"\[0, 3\] reads states after the base's last layer"),
         (packaged(markov_rank=256), "'markov_rank' 256 is not known in this form"),
         (packaged(speculators_config={"algorithm": "dflash2"}), "algorithm 'dflash2' is not dflash"),
+        (
+            dspark(markov_rank=0, confidence_head_with_markov=True),
+            "confidence_head_with_markov must be false where markov_rank is 0",
+        ),
     ],
 )
 def test_wrong_configs_are_named(tiny, tmp_path, config, message):
@@ -200,10 +235,8 @@ def test_wrong_configs_are_named(tiny, tmp_path, config, message):
 
 
 def test_a_confidence_head_that_is_off_has_no_tensors(tiny, tmp_path):
-    """One that is on is left out: jaxspec ends drafts by measured chances."""
     tensors = make_dflash(dspark(), head_of(tiny))
-    adapter = only_interpretation(save(tmp_path, dspark(), tensors), tiny)
-    assert adapter.method.markov_rank == 5 and "markov" in adapter.trainable
+    assert only_interpretation(save(tmp_path, dspark(), tensors), tiny).method.confidence_head == "markov"
     with pytest.raises(UserError, match=r"tensor 'confidence_head.proj.(weight|bias)' is not one of this form"):
         only_interpretation(save(tmp_path, dspark(enable_confidence_head=False), tensors), tiny)
 
@@ -220,12 +253,16 @@ def test_a_base_that_scales_embeddings_is_refused(tmp_path):
     [
         ({"from_newest": True}, "dflash", "dflash: from_newest is an option of jaxspec alone"),
         ({"even": True}, "speculators", "dflash: even is an option of jaxspec alone"),
-        (
-            {"markov_rank": 4},
-            "speculators",
-            "dflash: markov_rank 4 without markov_tables is an option of jaxspec alone",
-        ),
+        ({"markov_rank": 4}, "speculators", "markov_rank 4 without markov_tables is an option of jaxspec alone"),
         ({"markov_rank": 4, "markov_tables": True}, "dflash", "the form dflash has no markov_rank"),
+        ({"confidence_head": "state"}, "dflash", "the form dflash has no confidence_head"),
+        ({"convolution": 2}, "dflash", "DFlash 2 have convolution and selector_rank, and selector_rank is 0"),
+        ({"selector_rank": 4}, "speculators", "DFlash 2 have convolution and selector_rank, and convolution is 0"),
+        (
+            {"convolution": 2, "selector_rank": 4, "confidence_head": "state"},
+            "speculators",
+            "no published form has confidence_head beside convolution and selector_rank",
+        ),
         ({"mask_token": -1}, "dflash", "dflash: mask_token -1 is a vector of its own"),
         ({"head_norms": False}, "dflash", "dflash: head_norms must be on"),
         ({"tapped": (1, 3)}, "speculators", r"dflash: tapped \[1, 3\] reads states after the base's last layer"),
@@ -240,6 +277,13 @@ def test_what_a_form_lacks_is_named(tiny, tmp_path, settings, form, message):
     with pytest.raises(UserError, match=message):
         write_published(tmp_path / "out", adapter, tiny, form)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_second_of_the_package_drafts_all_tokens(tiny, tmp_path):
+    method = dataclasses.replace(EXPORTABLE, convolution=2, selector_rank=4)
+    adapter = Adapter(method, {}, tiny.fingerprint, {"draft_vocabulary": 4})
+    with pytest.raises(UserError, match="DFlash 2 in the form speculators has no vocabulary"):
+        write_published(tmp_path / "out", adapter, tiny, "speculators")
 
 
 def test_the_method_of_a_form_that_several_have(tiny, tmp_path):
