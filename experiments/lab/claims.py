@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from experiments.lab.domain_claims import domain_sections
 from experiments.lab.entries import SHIPPED, TRAINED
 from experiments.lab.jobs import FIRST_NODES
 from experiments.lab.lab import Lab
 from experiments.lab.page import Row, finder, row_of, section
+from experiments.lab.size_claims import size_sections
 from experiments.lab.statistics import LEVEL, POWER, Difference, Spread, compare, holm, pooled_spread
 from experiments.lab.terms import NODES
+from experiments.lab.tree_claims import tree_sections
 from jaxspec.files import writable, write_atomically
 
 Rows = Mapping[str, Row]
@@ -71,8 +74,8 @@ results in `experiments/results`.
   {POWER:.0%}, at the strictest of Holm's levels, {LEVEL} / {len(HEADLINES)}.
 - **Exploratory** is everything else, here and in [Ablations](ablations.md): nothing there is corrected, and of so many
   comparisons some come out by chance.
-- Not tested here: claims about speed on a device, about the quality of a tuned base, and about early exits, which
-  predict and do not draft.
+- Not tested here: claims about the quality of a tuned base, and about early exits, which predict and do not draft.
+  Claims about speed are tested with the costs of rows, of trees and numbers of masks alone.
 """
 
 
@@ -96,7 +99,8 @@ def write_claims(lab: Lab, docs: Path) -> Path:
     file, found = writable(docs) / "claims.md", finder(lab)
     equal = {entry.name: row_of(found, entry, entry.name) for entry in TRAINED}
     shipped = {entry.name: row_of(found, entry, f"shipped/{entry.name}") for entry in TRAINED if entry.name in SHIPPED}
-    parts = [_INTRO, _seeds(equal), _headlines(equal), _explored(equal), _of_shipped(shipped)]
+    parts = [_INTRO, _seeds(equal), _headlines(equal), _explored(equal), _of_shipped(shipped), *tree_sections(found)]
+    parts += [*domain_sections(), *size_sections()]
     write_atomically(file, "\n".join(filter(None, parts)).encode())
     return file
 

@@ -8,6 +8,7 @@ score        tokens per step by replay of what was recorded
 live         answers decoded: a check of the replay, or what replay cannot tell
 ranks        which of the candidates of what ships the tokens that come are
 trees        steps of the papers' fixed trees, counted from ranks
+sizes        some of them decoded, in turn, and timed
 variant      a row of the papers' ablations, trained
 equality     are texts those of autoregressive decoding, on this device?
 steps, drafter, program, race
@@ -22,7 +23,7 @@ from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
 from experiments.lab.terms import NODES, Terms
-from experiments.lab.tree_tables import RANKED, TREES
+from experiments.lab.tree_tables import BUILDERS, DECODED_ROWS, RANKED, TREES
 from experiments.studies import STUDIES
 
 SEEDS = (0, 1, 2)
@@ -87,6 +88,10 @@ def counted(entry: Entry) -> Iterator[Job]:
     yield Job(f"{prefix}/ranks", "ranks", decides, entry, settings={"answers": RANKED})
     settings = {"trees": TREES[entry.name]}
     yield Job(f"{prefix}/trees", "trees", decides, entry, settings=settings, needs=(f"{prefix}/ranks",))
+    if entry.name == "ppd":
+        specs = {str(rows): BUILDERS["stripped"].format(rows=rows) for rows in DECODED_ROWS}
+        settings = {"trees": specs, "answers": 6, "tokens": 64}
+        yield Job(f"{prefix}/sizes", "sizes", decides, entry, settings=settings, alone=True)
 
 
 def trained(entry: Entry, seed: int) -> Iterator[Job]:

@@ -17,6 +17,8 @@ from experiments.lab.jobs import Job
 from experiments.lab.lab import Lab
 from experiments.lab.scoring import drafter_of, together
 from experiments.lab.terms import scored_texts
+from experiments.measurements import measure_speeds
+from jaxspec.drafters.drafter import Drafter
 from jaxspec.progress import Progress
 from jaxspec.trees import TreePlan, parse_tree, random_tree, sparse_tree
 from jaxspec.trees.plan import count_steps, expected
@@ -35,8 +37,7 @@ def keep_ranks(lab: Lab, job: Job) -> dict[str, Any]:
       `tokens` of every answer, its first left out; `ranks`, for every answer a word per distance, see `words_of`;
       `accuracy` [M][K] of the adapter, measured on other answers; `probe_rows` of one probe.
     """
-    drafter = drafter_of(lab, job, 0)
-    drafter = dataclasses.replace(drafter, sources=drafter.sources[:1])
+    drafter = _alone(lab, job)
     texts = scored_texts(drafter.model, lab.data)[: job.settings["answers"]]
     with Progress("recording", len(texts), "answers") as progress:
         recordings = record(drafter, texts, batch_size=together(texts), progress=progress.update)
@@ -46,6 +47,20 @@ def keep_ranks(lab: Lab, job: Job) -> dict[str, Any]:
         "probe_rows": drafter.source.facts.probe_rows,
         "ranks": [words_of(ranks) for ranks in ranks_of(recordings, 0).along_answers],
     }
+
+
+def _alone(lab: Lab, job: Job) -> Drafter:
+    """What ships, without the lookup that other jobs have beside it, all tokens drafted."""
+    drafter = drafter_of(lab, job, 0)
+    return dataclasses.replace(drafter, sources=drafter.sources[:1])
+
+
+def decode_trees(lab: Lab, job: Job) -> dict[str, Any]:
+    """Decode the first answers with fixed trees and autoregressively, in turn, and time them; see `measure_speeds`."""
+    drafter = _alone(lab, job)
+    drafters = {label: drafter.with_tree(spec, 0) for label, spec in job.settings["trees"].items()}
+    prompts = [prompt for prompt, _ in scored_texts(drafter.model, lab.data)[: job.settings["answers"]]]
+    return measure_speeds(drafters, prompts, job.settings["tokens"])
 
 
 def words_of(ranks: np.ndarray) -> list[str]:

@@ -14,6 +14,8 @@ BUILDERS = {
     "random": "random:{nodes}",
 }
 
+DECODED_ROWS = (4, 8, 16, 32, 64)  # sizes of the thesis's trees that are decoded, too, and timed
+
 TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by label
     "bita": {
         "straightforward": "straightforward:3",
