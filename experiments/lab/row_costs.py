@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.files import read_json
+from jaxspec.files import read_json, read_text
 from jaxspec.tuning.latency import RowLatency, fit_latency
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -70,7 +70,7 @@ def gpu_costs() -> Costs:
 @functools.cache
 def compiled_steps() -> dict[str, dict[str, Any]]:
     """Steps of a 7B base compiled for an H100, by what they draft with."""
-    return {step["drafter"]: step for step in json.loads(_KERNELS.read_text())}
+    return {step["drafter"]: step for step in json.loads(read_text(_KERNELS))}
 
 
 def further_kernels() -> dict[str, int]:

@@ -13,6 +13,7 @@ from experiments.lab.jobs import all_jobs
 from experiments.lab.lab import Lab
 from experiments.lab.ranks import count_trees, keep_ranks, plans_of, ranks_from, words_of
 from experiments.lab.row_costs import Costs, cpu_costs, gpu_costs
+from experiments.lab.size_claims import size_sections
 from experiments.lab.speeds import Counted, at_every_size, verdict
 from experiments.lab.tree_claims import SPEEDS, tree_sections
 from experiments.lab.tree_tables import TREES
@@ -140,6 +141,14 @@ def test_every_claim_about_speed_is_about_trees_that_are_counted():
     assert {label for claim in SPEEDS for label in (claim.better, claim.worse)} <= {
         label for trees in TREES.values() for label in trees
     }
+
+
+def test_what_ppd_adds_by_shapes():
+    """Three embeddings; the thesis's figure for 13B is that of two."""
+    [page] = size_sections()
+    lines = [line for line in page.splitlines() if "Table 6.1" in line]
+    assert "0.000182%, 12,288 | **holds**" in lines[1] and "8.07%" in lines[2]
+    assert "0.000118%, 15,360 | **does not hold**" in lines[3] and "7.87e-05%, 10,240 | **holds**" in lines[4]
 
 
 def test_turns_of_a_question_are_counted_together():
