@@ -43,6 +43,7 @@ def _conclusions(counted: Counted, decoded: Mapping[str, Any] | None) -> str:
         _ahead(counted, "dynamic trees make more tokens than random ones", _THESIS, "random"),
         _grows(counted),
         _closer(counted),
+        _as_expected(counted),
         *(_best_size(counted, costs) for costs in (gpu_costs(), cpu_costs())),
         _best_decoded(counted, decoded),
         [f"{_BEST}, decoded on a GPU", f"{_FIGURE}c", "", "**not reached**"],
@@ -79,6 +80,16 @@ def _closer(counted: Counted) -> list[str]:
     ratio = estimate(np.stack(steps), lambda a, b, c, d, axis: a.sum(axis) * d.sum(axis) / (b.sum(axis) * c.sum(axis)))
     measured = f"their ratio at {sizes[0]} rows is {interval(ratio)} times that at {sizes[1]}"
     return ["full trees come closer at larger sizes", f"{_FIGURE}a", measured, verdict(ratio, close=0.0)]
+
+
+def _as_expected(counted: Counted) -> list[str]:
+    """Tokens per step over those that Proposition 5.6.4 expects of independent accuracies."""
+    labels = [label_of(_THESIS, rows) for rows in PPD_ROWS]
+    ratios = [counted.against_expected(label) for label in labels]
+    measured = ", ".join(f"{interval(ratios[i])} of it at {PPD_ROWS[i]} rows" for i in (0, -1))
+    apart = sum(not ratio.low <= 1 <= ratio.high for ratio in ratios)
+    said = f"**does not hold** at {apart} of {len(ratios)}" if apart else "**holds** as far as can be seen"
+    return ["tokens per step are as many as the accuracies say", "PPD, Proposition 5.6.4", measured, said]
 
 
 def _best_size(counted: Counted, costs: Costs) -> list[str]:

@@ -22,7 +22,7 @@ class Counted:
     Attributes:
       method: its name.
       tokens: [A], of every answer, its first left out.
-      drafts: by label `rows` of a step, `steps` [A], and what else is known.
+      drafts: by label `rows` of a step, `steps` [A], and `expected` tokens per step.
     """
 
     method: str
@@ -48,6 +48,11 @@ class Counted:
     def longer(self, better: str, worse: str) -> Estimate:
         """The ratio of tokens per step of two drafts."""
         return _ratio(self.steps(worse), self.steps(better))
+
+    def against_expected(self, label: str) -> Estimate:
+        """The ratio of tokens per step to those expected."""
+        made = _ratio(np.array(self.tokens, float), self.steps(label))
+        return _scaled(made, 1 / self.drafts[label]["expected"])
 
     def faster(self, better: str, worse: str, costs: Costs) -> Estimate:
         """The ratio of speeds of two drafts."""
