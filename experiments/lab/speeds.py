@@ -77,20 +77,19 @@ def _scaled(value: Estimate, scale: float) -> Estimate:
 
 
 def verdict(ratio: Estimate, least: float = 1.0, close: float = CLOSE_SPEED) -> str:
-    """What is said of a claim that a ratio is above `least`; no closer than `close`, or nothing is said.
+    """What is said of a claim that a ratio is above `least`, or of one that it is above 1, by more than `close`.
 
     An undecided one says from which ratio on the claim would have been seen to hold, with a chance of `POWER`.
     """
     if ratio.low is None:
         return "**undecided**; too few answers"
-    if ratio.low > least + close:
+    margin = close if least == 1 else 0.0
+    if ratio.low > least + margin:
         return "**holds**"
-    if ratio.high < least - close:
-        return "**does not hold**"
-    if least == 1 and ratio.low >= 1 - close and ratio.high <= 1 + close:
-        return "**no difference**"
+    if ratio.high <= least + margin:
+        return "**no difference**" if margin and ratio.low >= 1 - margin else "**does not hold**"
     error = (ratio.high - ratio.low) / (2 * stats.norm.ppf(0.975))
-    seen = least + close + (stats.norm.ppf(0.975) + stats.norm.ppf(POWER)) * error
+    seen = least + margin + (stats.norm.ppf(0.975) + stats.norm.ppf(POWER)) * error
     return f"**undecided**; {seen:.2f} would have been seen"
 
 

@@ -71,8 +71,9 @@ What the papers say of their trees, with the adapters that ship, one training of
   is computed, too: 1.7 microseconds for each kernel that a method's compiled step has beyond one that drafts nothing.
 - **Judged by the H100.** The papers speak of GPUs, of A100 and A800, which compute less per byte that they read: wide
   trees cost more there. What the two cores say stands beside it.
-- **Faster** is what has the whole interval more than 0.03 above 1. Intervals are of 95%, bootstrapped over answers,
-  which are paired. Nothing here is corrected for how many comparisons there are.
+- **Faster** is what has the whole interval more than 0.03 above 1. It is not faster where none of the interval is, and
+  there is *no difference* where all of it lies within 0.03. Intervals are of 95%, bootstrapped over answers, which are
+  paired. Nothing here is corrected for how many comparisons there are.
 """
 
 

@@ -106,8 +106,9 @@ def test_speeds_are_steps_times_their_costs():
 
 def test_verdicts_of_ratios():
     assert verdict(Estimate(1.2, 1.1, 1.3)) == "**holds**"
-    assert verdict(Estimate(1.2, 1.1, 1.3), least=1.3).startswith("**undecided**; 1.4")
-    assert verdict(Estimate(0.9, 0.85, 0.95)) == "**does not hold**"
+    assert verdict(Estimate(1.3, 1.2, 1.4), least=1.3) == "**undecided**; 1.44 would have been seen"
+    assert verdict(Estimate(1.2, 1.1, 1.3), least=1.3) == "**does not hold**"
+    assert verdict(Estimate(0.97, 0.95, 0.99)) == "**does not hold**"
     assert verdict(Estimate(1.0, 0.98, 1.02)) == "**no difference**"
     assert verdict(Estimate(1.0, None, None)).startswith("**undecided**")
     assert verdict(Estimate(1.05, 1.0, 1.1)) == "**undecided**; 1.10 would have been seen"
