@@ -2,7 +2,7 @@
 
 The base answers the questions, and drafters that ship are recorded along its answers. domains.json keeps the rank that
 a drafter gave to every token that came, of which the steps of any fixed tree can be counted; the page of the papers'
-claims does that. Drafters that are in the file already are not recorded again.
+claims does that. Drafters that are in the file already are not recorded again, and what was interrupted continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
 from jaxspec.config import SamplingConfig
 from jaxspec.drafters import load_drafter
-from jaxspec.drafters.drafter import autoregressive
+from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, check_at_least, differences
 from jaxspec.files import exclusive, read_json, writable, write_json
 from jaxspec.generation.generate import generate_many
@@ -38,6 +38,7 @@ GROUPS = {  # by category of a question
 }
 FILE = "domains.json"
 _TOGETHER = 8  # answers that are recorded at once
+_KEPT = 40  # answers after which what is recorded is kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Options:
     data: tuple[str, ...]
     drafters: tuple[str, ...] = ("ppd+medusa+amphista", "bita", "hidden_transfer")
     limit: int = 80
-    tokens: int = 96
+    tokens: int = 64
     work: str = "runs/domains"
     output: str = "docs"
 
@@ -81,7 +82,8 @@ def main(args: list[str]) -> None:
         held["answer_tokens"] = [len(answer) - 1 for _, answer in texts]
         for names in options.drafters:
             if not held["drafters"].keys() >= set(names.split("+")):
-                held["drafters"] |= record_ranks(names, model, texts)
+                identity = setting | {"base": model.fingerprint}
+                held["drafters"] |= record_ranks(names, model, texts, work / f"{names}.json", identity)
                 write_json(folder / FILE, held)
 
 
@@ -122,29 +124,43 @@ def answers(
     return found
 
 
-def record_ranks(names: str, model: Model, texts: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+def record_ranks(
+    names: str, model: Model, texts: Sequence[tuple[list[int], list[int]]], file: Path, setting: dict[str, Any]
+) -> dict[str, Any]:
     """By method `accuracy` of its adapter, `probe_rows` of a probe, and `ranks` of every answer's tokens in words.
 
-    An answer of one token, which no step follows, has empty words.
+    An answer of one token, which no step follows, has empty words. `file` has the words of the answers that are done:
+    the next call with the same setting goes on from there.
     """
-    listed = names.split("+")
-    drafter = load_drafter(listed, model, tree="own").with_tree("best:64", 0)
-    lasting = [i for i, (_, answer) in enumerate(texts) if len(answer) > 1]
-    with Progress(names, len(lasting), "answers") as progress:
-        recordings = record(drafter, [texts[i] for i in lasting], batch_size=_TOGETHER, progress=progress.update)
-    found = {}
-    for number, source in enumerate(drafter.sources):
-        words = [[""] * source.facts.distances for _ in texts]
-        for i, ranks in zip(lasting, ranks_of(recordings, number).along_answers, strict=True):
-            words[i] = words_of(ranks)
-        found[listed[number]] = {
+    drafter = load_drafter(names.split("+"), model, tree="own").with_tree("best:64", 0)
+    identity = setting | {"drafter": drafter.digest}
+    held = read_json(file) if file.exists() else {}
+    words: list[list[list[str]]] = held["words"] if held.get("setting") == identity else []
+    with Progress(names, len(texts), "answers") as progress:
+        while len(words) < len(texts):
+            words += _words(drafter, texts[len(words) : len(words) + _KEPT])
+            write_json(file, {"setting": identity, "words": words})
+            progress.update(len(words))
+    measured = {"device": device_name(), "jax": jax.__version__, "code": code_version()}
+    return {
+        source.method.name: {
             "accuracy": source.accuracy,
             "probe_rows": source.facts.probe_rows,
-            "ranks": words,
-            "device": device_name(),
-            "jax": jax.__version__,
-            "code": code_version(),
+            "ranks": [of_answer[number] for of_answer in words],
         }
+        | measured
+        for number, source in enumerate(drafter.sources)
+    }
+
+
+def _words(drafter: Drafter, texts: Sequence[tuple[list[int], list[int]]]) -> list[list[list[str]]]:
+    """For every answer, and every source of the drafter, a word per distance."""
+    lasting = [i for i, (_, answer) in enumerate(texts) if len(answer) > 1]
+    found = [[[""] * source.facts.distances for source in drafter.sources] for _ in texts]
+    recordings = record(drafter, [texts[i] for i in lasting], batch_size=_TOGETHER)
+    for number in range(len(drafter.sources)):
+        for i, ranks in zip(lasting, ranks_of(recordings, number).along_answers, strict=True):
+            found[i][number] = words_of(ranks)
     return found
 
 
