@@ -12,7 +12,7 @@ from experiments.lab.jobs import FIRST_NODES
 from experiments.lab.lab import Lab
 from experiments.lab.page import Row, finder, row_of, section
 from experiments.lab.size_claims import size_sections
-from experiments.lab.statistics import LEVEL, POWER, Difference, Spread, compare, holm, pooled_spread
+from experiments.lab.statistics import LEVEL, POWER, Difference, Spread, compare, holm, pooled_spread, shown
 from experiments.lab.terms import NODES
 from experiments.lab.tree_claims import tree_sections
 from jaxspec.files import writable, write_atomically
@@ -153,7 +153,7 @@ def _headlines(rows: Rows) -> str:
     lines = [
         [*_named(claim), "", "", "", "", "**not measured**"]
         if test is None
-        else [*_named(claim), *_measured(test), _p(p), verdict(test, p, len(HEADLINES)), *_trained(test)]
+        else [*_named(claim), *_measured(test), shown(p), verdict(test, p, len(HEADLINES)), *_trained(test)]
         for claim, test, p in zip(HEADLINES, tests, corrected, strict=True)
     ]
     return section(
@@ -167,7 +167,9 @@ def _headlines(rows: Rows) -> str:
 def _explored(rows: Rows) -> str:
     tests = [measure(claim, rows) for claim in _other_drafts(HEADLINES)]
     lines = [
-        [*_named(test.claim), *_measured(test), _p(test.difference.p_value), *_trained(test)] for test in tests if test
+        [*_named(test.claim), *_measured(test), shown(test.difference.p_value), *_trained(test)]
+        for test in tests
+        if test
     ]
     text = "The same pairs with drafts of other sizes, and beside prompt lookup. p values are not corrected."
     return section("Exploratory: other drafts", text, [*_HEADS, "p", *_TRAINED], lines)
@@ -175,7 +177,7 @@ def _explored(rows: Rows) -> str:
 
 def _of_shipped(rows: Rows) -> str:
     tests = [measure(claim, rows) for claim in HEADLINES]
-    lines = [[*_named(test.claim), *_measured(test), _p(test.difference.p_value)] for test in tests if test]
+    lines = [[*_named(test.claim), *_measured(test), shown(test.difference.p_value)] for test in tests if test]
     text = (
         "Adapters were trained once each, with text and updates of [their own](adapters.md): what is compared is these "
         "adapters, not methods."
@@ -207,10 +209,6 @@ def _measured(test: _Tested) -> list[str]:
         f"{test.better.value(label):.2f} against {test.worse.value(label):.2f}",
         f"{difference.value:+.3f} ({low:+.3f} to {high:+.3f})",
     ]
-
-
-def _p(value: float) -> str:
-    return "< .001" if value < 0.001 else f"{value:.3f}".lstrip("0") if value < 1 else "1"
 
 
 def _trained(test: _Tested) -> list[str]:

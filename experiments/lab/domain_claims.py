@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.lab.page import section
 from experiments.lab.ranks import plans_of, ranks_from
-from experiments.lab.statistics import LEVEL, Difference, Spread, compare, tokens_per_step
+from experiments.lab.statistics import LEVEL, Difference, Spread, compare, shown, tokens_per_step
 from jaxspec.files import read_json
 from jaxspec.trees.plan import count_steps
 
@@ -30,30 +30,36 @@ def domain_sections() -> list[str]:
     if not _FILE.exists():
         return []
     held = read_json(_FILE)
-    lines = [line for method in held["drafters"] for line in _lines(held, method)]
-    counts = [f"{sum(group == name for group, _ in held['questions'])} of {name}" for name in (_PLAIN, *_OTHERS)]
-    turns = sum(count for group, count in held["questions"] if group == _PLAIN)
+    methods = [*_SOURCES, *(method for method in held["drafters"] if method not in _SOURCES)]
+    lines = [line for method in methods for line in _lines(held, method)]
+    counts = {name: [count for group, count in held["questions"] if group == name] for name in (_PLAIN, *_OTHERS)}
+    asked = ", ".join(f"{len(each)} of {name} with {sum(each)} turns" for name, each in counts.items())
     text = (
-        f"Questions: {', '.join(counts)} ({turns} turns). The default model answers with at most "
-        f"{held['setting']['tokens']} tokens, and steps of a fixed tree are counted as above. A step of one tree costs "
-        "the same whatever the text is: gains in speed are those in tokens per step. Two questions are no pair, "
-        "and p values are not corrected."
+        f"Questions: {asked}. The default model answers with at most {held['setting']['tokens']} tokens, and steps of "
+        "a fixed tree are counted as above. A step of one tree costs the same whatever the text is: gains in speed are "
+        "those in tokens per step. All turns of a question count as one; p values are not corrected."
     )
     heads = ["claim", "source", "method", "tokens per step", "difference", "p", "verdict"]
     return [section("Exploratory: code and mathematics", text, heads, lines)]
 
 
 def _lines(held: dict[str, Any], method: str) -> list[list[str]]:
+    if method not in held["drafters"]:
+        return [[_claim(group), _SOURCES[method], method, "", "", "", "**not reached**"] for group in _OTHERS]
     scores = scores_of(held, method)
     found = []
     for group in _OTHERS:
         difference = compare([scores[group]], [scores[_PLAIN]], _LABEL, Spread())
         made = " against ".join(f"{tokens_per_step(scores[name], _LABEL):.2f}" for name in (group, _PLAIN))
         low, high = (difference.value + sign * difference.half_width() for sign in (-1, 1))
-        about = [f"{group} gains more than {_PLAIN}", _SOURCES.get(method, ""), f"{method}, {_TREES[method]}"]
-        measured = [made, f"{difference.value:+.2f} ({low:+.2f} to {high:+.2f})", f"{difference.p_value:.3f}"]
+        about = [_claim(group), _SOURCES.get(method, ""), f"{method}, {_TREES[method]}"]
+        measured = [made, f"{difference.value:+.2f} ({low:+.2f} to {high:+.2f})", shown(difference.p_value)]
         found.append([*about, *measured, _verdict(difference)])
     return found
+
+
+def _claim(group: str) -> str:
+    return f"{group} gains more than {_PLAIN}"
 
 
 def _verdict(difference: Difference) -> str:

@@ -85,6 +85,7 @@ def _memory() -> list[str]:
     added = {name: needed[name] - plain for name in ("ppd", *_HEAVY) if name in needed}
     measured = ", ".join(f"{readable(value)} with {name}" for name, value in added.items())
     holds = added["ppd"] <= _NEAR * plain < min(value for name, value in added.items() if name in _HEAVY)
+    measured += "".join(f"; {name} not reached" for name in _HEAVY if name not in needed)
     text = "PPD takes about the memory of the base alone, others clearly more"
     return [text, "PPD, Figure 6.4", f"{readable(plain)}, and more: {measured}", _said(holds)]
 
