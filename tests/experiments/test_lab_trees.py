@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from experiments.lab import ranks
+from experiments.lab.builder_claims import builder_sections
 from experiments.lab.domain_claims import scores_of
 from experiments.lab.jobs import all_jobs
 from experiments.lab.lab import Lab
-from experiments.lab.ranks import count_trees, keep_ranks, plans_of, ranks_from, words_of
+from experiments.lab.ranks import count_trees, decode_trees, keep_ranks, plans_of, ranks_from, words_of
 from experiments.lab.row_costs import Costs, cpu_costs, gpu_costs
 from experiments.lab.size_claims import size_sections
 from experiments.lab.speeds import Counted, at_every_size, verdict
 from experiments.lab.tree_claims import SPEEDS, tree_sections
-from experiments.lab.tree_tables import TREES
+from experiments.lab.tree_tables import BUILDERS, DECODED_ROWS, PPD_ROWS, TREES
 from jaxspec.bench.metrics import Estimate
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.drafter import make_drafter
@@ -69,6 +70,18 @@ def test_ranks_of_a_recording(lab, model, monkeypatch):
     found = keep_ranks(lab, job)
     assert found["tokens"] == [3, 4] and found["accuracy"] == ACCURACY and found["probe_rows"] == 1
     assert [[*map(len, words)] for words in found["ranks"]] == [[3] * 3, [4] * 3]
+
+
+def test_sizes_are_decoded_on_the_first_answers(lab, model, monkeypatch):
+    trainable, info = PPD().init(jax.random.key(0), model.base), {"accuracy": ACCURACY, "tree": plan_to_json(chain(2))}
+    drafter = make_drafter(Adapter(PPD(), trainable, model.fingerprint, info), model)
+    monkeypatch.setattr(ranks, "drafter_of", lambda lab, job, vocabulary: drafter)
+    monkeypatch.setattr(ranks, "scored_texts", lambda model, data: [([n], [1, 2]) for n in range(9)])
+    monkeypatch.setattr(ranks, "measure_speeds", lambda *given: given)
+    monkeypatch.setattr(Lab, "data", None)
+    drafters, prompts, tokens = decode_trees(lab, job_of("shipped/ppd/sizes"))
+    assert [*drafters] == ["4", "8", "16", "32", "64"] and prompts == [[0], [1], [2], [3], [4], [5]] and tokens == 64
+    assert [drafter.num_rows for drafter in drafters.values()] == sorted({d.num_rows for d in drafters.values()})
 
 
 def test_random_trees_are_several_and_filled_ones_fit_the_rows_of_dynamic_ones():
@@ -136,6 +149,19 @@ def test_claims_of_what_was_counted(lab):
     assert "| **no difference** |" in lines["masks on every candidate pay"]
     assert "**not reached**" in lines["five masks are faster than one"] and "PPD's trees" not in page
     assert {claim.text for claim in SPEEDS} < lines.keys()
+
+
+def test_the_size_that_decodes_fastest():
+    """Few rows are predicted to be fastest on two cores; they are where they decode in less time than all others."""
+    drafts = {f"{builder}, {rows} rows": {"rows": rows + 4, "expected": 1.5, "steps": [70] * 8}
+              for builder in BUILDERS for rows in PPD_ROWS}  # fmt: skip
+    counted = Counted("ppd", [100] * 8, drafts)
+    decoded = {str(rows): {"speedup": 4 / rows, "seconds": [rows / 100] * 8} for rows in DECODED_ROWS}
+    [page, _] = builder_sections(counted, decoded)
+    [line] = [line for line in page.splitlines() if "decoded on two cores" in line]
+    assert "predicted 4 rows, 2.00 (2.00 to 2.00) times as fast as 8; speedups 1.00 with 4" in line
+    assert line.endswith("| **holds** |")
+    assert "decoded on two cores | PPD, Figure 6.6c |  | **not reached** |" in builder_sections(counted, None)[0]
 
 
 def test_every_claim_about_speed_is_about_trees_that_are_counted():
