@@ -18,9 +18,12 @@ _TREES = {  # fixed trees of about 64 rows; SPACE's of 36 is the paper's
     "ppd": "stripped:64", "bita": "efficient:5", "hidden_transfer": "sparse:16", "space": "chain:5",
     "medusa": "sparse:64", "amphista": "sparse:64",
 }  # fmt: skip
-_SOURCES = {  # of others no paper says it
-    "ppd": "PPD, 6.2", "bita": "BiTA, Table 1", "space": "SPACE, Table 1", "amphista": "Amphista, A.2.2",
-}  # fmt: skip
+_SOURCES = {  # of code and of mathematics; of other methods no paper says it
+    "ppd": ("PPD, 6.2", "PPD, 6.2"),
+    "bita": ("BiTA, Table 1", "BiTA, Table 7"),
+    "space": ("SPACE, Table 1", "SPACE, Table 4"),
+    "amphista": ("Amphista, A.2.2", "Amphista, A.2.2"),
+}
 _PLAIN, _OTHERS = "conversation", ("code", "mathematics")
 _LABEL = "fixed"
 
@@ -45,14 +48,15 @@ def domain_sections() -> list[str]:
 
 def _lines(held: dict[str, Any], method: str) -> list[list[str]]:
     if method not in held["drafters"]:
-        return [[_claim(group), _SOURCES[method], method, "", "", "", "**not reached**"] for group in _OTHERS]
+        said = zip(_OTHERS, _SOURCES[method], strict=True)
+        return [[_claim(group), source, method, "", "", "", "**not reached**"] for group, source in said]
     scores = scores_of(held, method)
     found = []
-    for group in _OTHERS:
+    for group, source in zip(_OTHERS, _SOURCES.get(method, ("", "")), strict=True):
         difference = compare([scores[group]], [scores[_PLAIN]], _LABEL, Spread())
         made = " against ".join(f"{tokens_per_step(scores[name], _LABEL):.2f}" for name in (group, _PLAIN))
         low, high = (difference.value + sign * difference.half_width() for sign in (-1, 1))
-        about = [_claim(group), _SOURCES.get(method, ""), f"{method}, {_TREES[method]}"]
+        about = [_claim(group), source, f"{method}, {_TREES[method]}"]
         measured = [made, f"{difference.value:+.2f} ({low:+.2f} to {high:+.2f})", shown(difference.p_value)]
         found.append([*about, *measured, _verdict(difference)])
     return found
