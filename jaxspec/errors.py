@@ -22,7 +22,7 @@ def check_at_least(settings: object, least: Mapping[str, float], method: str = "
     """
     for name, value in least.items():
         given = operator.attrgetter(name)(settings)
-        smallest = min(given) if isinstance(given, tuple) else given
+        smallest = min(given, default=value) if isinstance(given, tuple) else given
         if not smallest >= value:  # nor is NaN
             shown = f"{method}: {name}" if method else name.replace("_", "-")
             raise UserError(f"{shown} must be at least {value}, got {smallest}")

@@ -17,3 +17,7 @@ def test_what_is_too_small_is_named_as_on_the_command_line():
     ):
         with pytest.raises(UserError, match=message):
             check_at_least(settings, {name: 5})
+
+
+def test_no_values_are_large_enough():
+    check_at_least(SimpleNamespace(rows=()), {"rows": 1})

@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from experiments.lab.domain_claims import domain_sections
 from experiments.lab.entries import SHIPPED, TRAINED
 from experiments.lab.jobs import FIRST_NODES
 from experiments.lab.lab import Lab
 from experiments.lab.page import Row, finder, row_of, section
-from experiments.lab.statistics import LEVEL, POWER, Difference, Spread, compare, holm, pooled_spread
+from experiments.lab.size_claims import size_sections
+from experiments.lab.statistics import LEVEL, POWER, Difference, Spread, compare, holm, pooled_spread, shown
 from experiments.lab.terms import NODES
+from experiments.lab.tree_claims import tree_sections
 from jaxspec.files import writable, write_atomically
 
 Rows = Mapping[str, Row]
@@ -71,8 +74,8 @@ results in `experiments/results`.
   {POWER:.0%}, at the strictest of Holm's levels, {LEVEL} / {len(HEADLINES)}.
 - **Exploratory** is everything else, here and in [Ablations](ablations.md): nothing there is corrected, and of so many
   comparisons some come out by chance.
-- Not tested here: claims about speed on a device, about the quality of a tuned base, and about early exits, which
-  predict and do not draft.
+- Not tested here: claims about the quality of a tuned base, and about early exits, which predict and do not draft.
+  Claims about speed are tested with the costs of rows, of trees and numbers of masks alone.
 """
 
 
@@ -96,7 +99,8 @@ def write_claims(lab: Lab, docs: Path) -> Path:
     file, found = writable(docs) / "claims.md", finder(lab)
     equal = {entry.name: row_of(found, entry, entry.name) for entry in TRAINED}
     shipped = {entry.name: row_of(found, entry, f"shipped/{entry.name}") for entry in TRAINED if entry.name in SHIPPED}
-    parts = [_INTRO, _seeds(equal), _headlines(equal), _explored(equal), _of_shipped(shipped)]
+    parts = [_INTRO, _seeds(equal), _headlines(equal), _explored(equal), _of_shipped(shipped), *tree_sections(found)]
+    parts += [*domain_sections(), *size_sections()]
     write_atomically(file, "\n".join(filter(None, parts)).encode())
     return file
 
@@ -149,7 +153,7 @@ def _headlines(rows: Rows) -> str:
     lines = [
         [*_named(claim), "", "", "", "", "**not measured**"]
         if test is None
-        else [*_named(claim), *_measured(test), _p(p), verdict(test, p, len(HEADLINES)), *_trained(test)]
+        else [*_named(claim), *_measured(test), shown(p), verdict(test, p, len(HEADLINES)), *_trained(test)]
         for claim, test, p in zip(HEADLINES, tests, corrected, strict=True)
     ]
     return section(
@@ -163,7 +167,9 @@ def _headlines(rows: Rows) -> str:
 def _explored(rows: Rows) -> str:
     tests = [measure(claim, rows) for claim in _other_drafts(HEADLINES)]
     lines = [
-        [*_named(test.claim), *_measured(test), _p(test.difference.p_value), *_trained(test)] for test in tests if test
+        [*_named(test.claim), *_measured(test), shown(test.difference.p_value), *_trained(test)]
+        for test in tests
+        if test
     ]
     text = "The same pairs with drafts of other sizes, and beside prompt lookup. p values are not corrected."
     return section("Exploratory: other drafts", text, [*_HEADS, "p", *_TRAINED], lines)
@@ -171,7 +177,7 @@ def _explored(rows: Rows) -> str:
 
 def _of_shipped(rows: Rows) -> str:
     tests = [measure(claim, rows) for claim in HEADLINES]
-    lines = [[*_named(test.claim), *_measured(test), _p(test.difference.p_value)] for test in tests if test]
+    lines = [[*_named(test.claim), *_measured(test), shown(test.difference.p_value)] for test in tests if test]
     text = (
         "Adapters were trained once each, with text and updates of [their own](adapters.md): what is compared is these "
         "adapters, not methods."
@@ -203,10 +209,6 @@ def _measured(test: _Tested) -> list[str]:
         f"{test.better.value(label):.2f} against {test.worse.value(label):.2f}",
         f"{difference.value:+.3f} ({low:+.3f} to {high:+.3f})",
     ]
-
-
-def _p(value: float) -> str:
-    return "< .001" if value < 0.001 else f"{value:.3f}".lstrip("0") if value < 1 else "1"
 
 
 def _trained(test: _Tested) -> list[str]:

@@ -6,6 +6,9 @@ train        seed 0 of all entries, then 1, then 2
 offers       what a trained entry offers along the held-out answers, recorded
 score        tokens per step by replay of what was recorded
 live         answers decoded: a check of the replay, or what replay cannot tell
+ranks        which of the candidates of what ships the tokens that come are
+trees        steps of the papers' fixed trees, counted from ranks
+sizes        some of them decoded, in turn, and timed
 variant      a row of the papers' ablations, trained
 equality     are texts those of autoregressive decoding, on this device?
 steps, drafter, program, race
@@ -20,6 +23,7 @@ from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
 from experiments.lab.terms import NODES, Terms
+from experiments.lab.tree_tables import BUILDERS, DECODED_ROWS, RANKED, TREES
 from experiments.studies import STUDIES
 
 SEEDS = (0, 1, 2)
@@ -64,6 +68,7 @@ def all_jobs(own: Iterable[Entry] = ()) -> list[Job]:
     return [
         *(job for entry in (*own, *UNTRAINED) if not entry.rate for job in scored(entry, entry.name)),
         *(job for entry in TRAINED if entry.name in SHIPPED for job in shipped(entry)),
+        *(job for entry in TRAINED if entry.name in TREES for job in counted(entry)),
         *EQUALITY,
         *rounds,
         *variants(),
@@ -75,6 +80,18 @@ def shipped(entry: Entry) -> Iterator[Job]:
     """The adapter that ships for a method, with drafts of 16 and 64 nodes."""
     kept = [name for name in recordings_of(entry) if name in ("all", f"best-{FIRST_NODES}", f"best-{NODES[-1]}")]
     yield from scored(entry, f"shipped/{entry.name}", recordings=kept)
+
+
+def counted(entry: Entry) -> Iterator[Job]:
+    """The papers' fixed trees of the adapter that ships for a method."""
+    prefix, decides = f"shipped/{entry.name}", "what the papers say of trees"
+    yield Job(f"{prefix}/ranks", "ranks", decides, entry, settings={"answers": RANKED})
+    settings = {"trees": TREES[entry.name]}
+    yield Job(f"{prefix}/trees", "trees", decides, entry, settings=settings, needs=(f"{prefix}/ranks",))
+    if entry.name == "ppd":
+        specs = {str(rows): BUILDERS["stripped"].format(rows=rows) for rows in DECODED_ROWS}
+        settings = {"trees": specs, "answers": 6, "tokens": 64}
+        yield Job(f"{prefix}/sizes", "sizes", decides, entry, settings=settings, alone=True)
 
 
 def trained(entry: Entry, seed: int) -> Iterator[Job]:

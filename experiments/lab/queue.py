@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import jax
 
-from experiments.lab import checks, scoring, timings, training
+from experiments.lab import checks, ranks, scoring, timings, training
 from experiments.lab.jobs import Job
 from experiments.lab.lab import Lab
 from jaxspec.errors import UserError, first_line, suggest
@@ -31,6 +31,9 @@ KINDS: Mapping[str, Callable[[Lab, Job], dict[str, Any]]] = {
     "offers": scoring.record_offers,
     "score": scoring.score,
     "live": scoring.decode_live,
+    "ranks": ranks.keep_ranks,
+    "trees": ranks.count_trees,
+    "sizes": ranks.decode_trees,
     "equality": lambda lab, job: checks.check_equality(**job.settings),
     "race": lambda lab, job: checks.race_unions(**job.settings),
     "steps": lambda lab, job: timings.time_steps(**job.settings),
@@ -44,6 +47,7 @@ ARTIFACTS: Mapping[str, Callable[[Lab, Job], Path]] = {  # what other jobs read 
 # Seconds on two cores of a server, until one of the kind is known on this device
 _USUAL = {
     **{"rates": 2400, "train": 3600, "variant": 3600, "offers": 240, "score": 90, "live": 180},
+    **{"ranks": 150, "trees": 60, "sizes": 240},
     **{"equality": 120, "steps": 240, "drafter": 240, "program": 240, "race": 300},
 }
 _TRAINED = ("rates", "train", "variant")

@@ -44,7 +44,7 @@ def record_offers(lab: Lab, job: Job) -> dict[str, Any]:
     texts = scored_texts(drafter.model, lab.data)
     with Progress("recording", len(texts), "answers") as progress:
         recordings = record(
-            drafter, texts, batch_size=_together(texts), progress=progress.update, as_drafted=kind != "all"
+            drafter, texts, batch_size=together(texts), progress=progress.update, as_drafted=kind != "all"
         )
     file = recording_file(lab, job, job.settings["recording"])
     save_recordings(file, recordings, drafter)
@@ -160,7 +160,7 @@ def decode_live(lab: Lab, job: Job) -> dict[str, Any]:
     tokens, steps, same = [], [], 0
     with Progress("decoding", len(texts), "answers") as progress:
         prompts = [prompt for prompt, _ in texts]
-        answers = iterate(drafter, prompts, lab.terms.text.max_answer_tokens, batch_size=_together(texts))
+        answers = iterate(drafter, prompts, lab.terms.text.max_answer_tokens, batch_size=together(texts))
         for done, (found, (_, answer)) in enumerate(zip(answers, texts, strict=True), 1):
             tokens.append(found.new_tokens - 1)
             steps.append(found.steps)
@@ -169,5 +169,6 @@ def decode_live(lab: Lab, job: Job) -> dict[str, Any]:
     return {"nodes": nodes, "rows": drafter.num_rows, "tokens": tokens, "steps": steps, "identical": same}
 
 
-def _together(texts: Sequence[Any]) -> int:
+def together(texts: Sequence[Any]) -> int:
+    """How many of some answers to record or decode at once."""
     return _TOGETHER if jax.default_backend() == "cpu" else len(texts)

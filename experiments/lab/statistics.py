@@ -112,6 +112,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def shown(p_value: float) -> str:
+    """A p value as a cell."""
+    return "< .001" if p_value < 0.001 else f"{p_value:.3f}".lstrip("0") if p_value < 1 else "1"
+
+
 def _mean(scores: Sequence[Mapping[str, Any]], label: str) -> float:
     return float(np.mean([tokens_per_step(score, label) for score in scores]))
 

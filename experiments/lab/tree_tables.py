@@ -1,0 +1,34 @@
+"""The papers' tables about trees and numbers of masks as data: what is counted with the adapters that ship."""
+
+from __future__ import annotations
+
+RANKED = 50  # held-out answers that trees are counted on
+
+# Candidates and probes of PPD's trees together (Figure 6.6), the root and its three probes not counted
+PPD_ROWS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+BUILDERS = {
+    "exact": "dynamic:{rows}",
+    "stripped": "stripped:{rows}",
+    "full": "sparse:{nodes}",
+    "filled": "filled:{rows}",
+    "random": "random:{nodes}",
+}
+
+DECODED_ROWS = (4, 8, 16, 32, 64)  # sizes of the thesis's trees that are decoded, too, and timed
+
+TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by label
+    "bita": {
+        "straightforward": "straightforward:3",
+        **{f"full tree, k = {k}": f"cartesian:{k},{k},{k}" for k in (1, 2, 3, 4)},
+        "efficient tree": "efficient:5",
+        "efficient tree, thinning": "efficient:5,4,3",
+        "1 mask": "cartesian:5",
+        "2 masks": "efficient:5,5",
+    },
+    "space": {f"{k} mask{'s' if k > 1 else ''}": f"chain:{k}" for k in (1, 2, 3, 4, 5)},
+    "ppd": {
+        f"{builder}, {rows} rows": spec.format(rows=rows, nodes=1 + rows // 4)
+        for builder, spec in BUILDERS.items()
+        for rows in PPD_ROWS
+    },
+}

@@ -1,0 +1,191 @@
+"""Trees counted from ranks: the words that keep them, the jobs, speeds by costs of rows, and what is said of them."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.lab import ranks
+from experiments.lab.builder_claims import builder_sections
+from experiments.lab.domain_claims import scores_of
+from experiments.lab.jobs import all_jobs
+from experiments.lab.lab import Lab
+from experiments.lab.ranks import count_trees, decode_trees, keep_ranks, plans_of, ranks_from, words_of
+from experiments.lab.row_costs import Costs, cpu_costs, gpu_costs
+from experiments.lab.size_claims import size_sections
+from experiments.lab.speeds import Counted, at_every_size, verdict
+from experiments.lab.tree_claims import SPEEDS, tree_sections
+from experiments.lab.tree_tables import BUILDERS, DECODED_ROWS, PPD_ROWS, TREES
+from jaxspec.bench.metrics import Estimate
+from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.drafter import make_drafter
+from jaxspec.methods import PPD
+from jaxspec.trees import chain
+from jaxspec.trees.plan import plan_to_json
+from jaxspec.tuning.latency import RowLatency
+from tests.helpers.experiments import put
+
+ACCURACY = [[0.5, 0.2], [0.4, 0.1], [0.3, 0.1]]
+
+
+def job_of(name):
+    """One of the lab's."""
+    return next(job for job in all_jobs() if job.name == name)
+
+
+# Ranks and trees
+
+
+def test_ranks_in_words():
+    found = np.array([[0, -1], [11, 3], [-1, -1]])
+    assert words_of(found) == ["0b.", ".3."]
+    assert ranks_from(words_of(found)).tolist() == found.tolist()
+
+
+def test_trees_are_counted(lab):
+    """Of one answer all tokens are first candidates, of the other none is any."""
+    job = job_of("shipped/ppd/trees")
+    put(lab, "shipped/ppd/ranks", {
+        "tokens": [4, 4], "accuracy": ACCURACY, "probe_rows": 1, "ranks": [["0000"] * 3, ["...."] * 3],
+    })  # fmt: skip
+    found = count_trees(lab, job)
+    assert found["tokens"] == [4, 4] and found["trees"].keys() == TREES["ppd"].keys()
+    assert all(tree["steps"][1] == 4 for tree in found["trees"].values())  # a step for every token
+    assert found["trees"]["exact, 4 rows"]["steps"][0] == 2 and found["trees"]["exact, 128 rows"]["steps"][0] == 1
+    assert found["trees"]["full, 4 rows"] == {"rows": 4, "expected": 1.5, "steps": [2, 4]}
+
+
+def test_ranks_of_a_recording(lab, model, monkeypatch):
+    """Of the answers that the job asks for; the words are as long as the answers, less the first token."""
+    trainable = PPD().init(jax.random.key(0), model.base)
+    tree = plan_to_json(chain(2))
+    adapter = Adapter(PPD(), trainable, model.fingerprint, {"accuracy": ACCURACY, "tree": tree})
+    texts = [([1, 2, 3], [4, 5, 6, 7]), ([3, 2], [9, 8, 7, 6, 5]), ([3], [1, 2])]
+    monkeypatch.setattr(ranks, "drafter_of", lambda lab, job, vocabulary: make_drafter(adapter, model))
+    monkeypatch.setattr(ranks, "scored_texts", lambda model, data: texts)
+    monkeypatch.setattr(Lab, "data", None)
+    job = dataclasses.replace(job_of("shipped/ppd/ranks"), settings={"answers": 2})
+    found = keep_ranks(lab, job)
+    assert found["tokens"] == [3, 4] and found["accuracy"] == ACCURACY and found["probe_rows"] == 1
+    assert [[*map(len, words)] for words in found["ranks"]] == [[3] * 3, [4] * 3]
+
+
+def test_sizes_are_decoded_on_the_first_answers(lab, model, monkeypatch):
+    trainable, info = PPD().init(jax.random.key(0), model.base), {"accuracy": ACCURACY, "tree": plan_to_json(chain(2))}
+    drafter = make_drafter(Adapter(PPD(), trainable, model.fingerprint, info), model)
+    monkeypatch.setattr(ranks, "drafter_of", lambda lab, job, vocabulary: drafter)
+    monkeypatch.setattr(ranks, "scored_texts", lambda model, data: [([n], [1, 2]) for n in range(9)])
+    monkeypatch.setattr(ranks, "measure_speeds", lambda *given: given)
+    monkeypatch.setattr(Lab, "data", None)
+    drafters, prompts, tokens = decode_trees(lab, job_of("shipped/ppd/sizes"))
+    assert [*drafters] == ["4", "8", "16", "32", "64"] and prompts == [[0], [1], [2], [3], [4], [5]] and tokens == 64
+    assert [drafter.num_rows for drafter in drafters.values()] == sorted({d.num_rows for d in drafters.values()})
+
+
+def test_random_trees_are_several_and_filled_ones_fit_the_rows_of_dynamic_ones():
+    assert len({plan.states for plan in plans_of("random:8", "ppd", ACCURACY)}) > 10
+    [filled], [larger] = (list(plans_of(f"filled:{rows}", "ppd", ACCURACY)) for rows in (24, 25))
+    assert filled.num_nodes + filled.num_probes <= 24 + 1 + 3 < larger.num_nodes + larger.num_probes + 4
+    assert math.isclose(filled.expected_tokens, next(plans_of("filled:24", "ppd", ACCURACY)).expected_tokens)
+
+
+# Costs and speeds
+
+
+def test_costs_of_rows():
+    """Never less for more rows; on the GPU one row costs what eight do, to which a step is padded."""
+    for costs in (gpu_costs(), cpu_costs()):
+        seconds = [costs.seconds("ppd", rows) for rows in (1, 4, 8, 16, 64, 256, 340)]
+        assert seconds == sorted(seconds) and costs.autoregressive() <= seconds[0]
+    assert gpu_costs().latency(1) == gpu_costs().latency(8) < gpu_costs().latency(64)
+    assert gpu_costs().drafting["bita"] > gpu_costs().drafting["ppd"] >= 0  # its prefix
+    assert cpu_costs().latency(64) > 5 * cpu_costs().latency(1)
+
+
+STEPS = {"wide": {"rows": 8, "steps": [50] * 10}, "narrow": {"rows": 2, "steps": [80] * 10}}
+COSTS = Costs("a device", RowLatency((1, 8), (1.0, 2.0)), {"ppd": 0.5})
+
+
+def test_speeds_are_steps_times_their_costs():
+    counted = Counted("ppd", [100] * 10, STEPS)
+    assert counted.tokens_per_step("wide") == 2 and counted.longer("wide", "narrow").value == 1.6
+    slow, fast = 2.5, 1 + 1 / 7 + 0.5  # seconds of a step
+    assert counted.speedup("wide", COSTS).value == pytest.approx(2 / slow)
+    found = counted.faster("wide", "narrow", COSTS)
+    assert [found.low, found.value, found.high] == pytest.approx([1.6 * fast / slow] * 3)  # all answers are alike
+
+
+def test_verdicts_of_ratios():
+    assert verdict(Estimate(1.2, 1.1, 1.3)) == "**holds**"
+    assert verdict(Estimate(1.3, 1.2, 1.4), least=1.3) == "**undecided**; 1.44 would have been seen"
+    assert verdict(Estimate(1.2, 1.1, 1.3), least=1.3) == "**does not hold**"
+    assert verdict(Estimate(0.97, 0.95, 0.99)) == "**does not hold**"
+    assert verdict(Estimate(1.0, 0.98, 1.02)) == "**no difference**"
+    assert verdict(Estimate(1.0, None, None)).startswith("**undecided**")
+    assert verdict(Estimate(1.05, 1.0, 1.1)) == "**undecided**; 1.10 would have been seen"
+
+
+def test_verdicts_at_several_sizes():
+    above, below, around = Estimate(1.2, 1.1, 1.3), Estimate(0.8, 0.7, 0.9), Estimate(1.0, 0.9, 1.1)
+    assert at_every_size([above, above]) == "**holds**" and at_every_size([below]) == "**does not hold**"
+    assert at_every_size([above, around, below]) == "**in part**: above at 1, below at 1 of 3"
+    assert at_every_size([around]) == "**undecided**"
+
+
+# The page
+
+
+def test_claims_of_what_was_counted(lab):
+    """A draft that takes fewer steps is ahead where its rows cost no more; what was not counted is not reached."""
+    assert tree_sections(lambda name: None) == []
+    steps = {label: {"rows": 16, "expected": 2.0, "steps": [60] * 20} for label in TREES["bita"]}
+    steps["efficient tree"]["steps"] = [40] * 20
+    rows = {"shipped/bita/trees": {"result": {"tokens": [100] * 20, "trees": steps}}}
+    page = "\n".join(tree_sections(rows.get))
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in page.splitlines() if line.startswith("| ")}
+    assert "1.50 (1.50 to 1.50) | **holds**" in lines["by more than 30%"]
+    assert "| **no difference** |" in lines["masks on every candidate pay"]
+    assert "**not reached**" in lines["five masks are faster than one"] and "PPD's trees" not in page
+    assert {claim.text for claim in SPEEDS} < lines.keys()
+
+
+def test_the_size_that_decodes_fastest():
+    """Few rows are predicted to be fastest on two cores; they are where they decode in less time than all others."""
+    drafts = {f"{builder}, {rows} rows": {"rows": rows + 4, "expected": 1.5, "steps": [70] * 8}
+              for builder in BUILDERS for rows in PPD_ROWS}  # fmt: skip
+    counted = Counted("ppd", [100] * 8, drafts)
+    decoded = {str(rows): {"speedup": 4 / rows, "seconds": [rows / 100] * 8} for rows in DECODED_ROWS}
+    [page, _] = builder_sections(counted, decoded)
+    [line] = [line for line in page.splitlines() if "decoded on two cores" in line]
+    assert "predicted 4 rows, 2.00 (2.00 to 2.00) times as fast as 8; speedups 1.00 with 4" in line
+    assert line.endswith("| **holds** |")
+    assert "decoded on two cores | PPD, Figure 6.6c |  | **not reached** |" in builder_sections(counted, None)[0]
+
+
+def test_every_claim_about_speed_is_about_trees_that_are_counted():
+    assert {label for claim in SPEEDS for label in (claim.better, claim.worse)} <= {
+        label for trees in TREES.values() for label in trees
+    }
+
+
+def test_what_ppd_adds_by_shapes():
+    """Three embeddings; the thesis's figure for 13B is that of two."""
+    [page] = size_sections()
+    lines = [line for line in page.splitlines() if "Table 6.1" in line]
+    assert "0.000182%, 12,288 | **holds**" in lines[1] and "8.07%" in lines[2]
+    assert "0.000118%, 15,360 | **does not hold**" in lines[3] and "7.87e-05%, 10,240 | **holds**" in lines[4]
+
+
+def test_turns_of_a_question_are_counted_together():
+    held = {
+        "questions": [["conversation", 2], ["code", 1], ["mathematics", 1], ["code", 1]],
+        "answer_tokens": [4, 4, 4, 2, 0],
+        "drafters": {"ppd": {"accuracy": ACCURACY, "probe_rows": 1, "ranks": [
+            ["0000"] * 3, ["...."] * 3, ["0..."] * 3, [".."] * 3, [""] * 3,
+        ]}},
+    }  # fmt: skip
+    scores = scores_of(held, "ppd")
+    assert scores["conversation"] == {"tokens": [8], "drafts": {"fixed": {"steps": [1 + 4]}}}
+    assert scores["code"]["tokens"] == [4] and scores["mathematics"]["drafts"]["fixed"]["steps"] == [2]
