@@ -99,6 +99,8 @@ def at_every_size(ratios: Sequence[Estimate]) -> str:
     below = sum(ratio.high is not None and ratio.high < 1 for ratio in ratios)
     if above == len(ratios):
         return "**holds**"
-    if below == len(ratios):
-        return "**does not hold**"
-    return f"**in part**: above at {above}, below at {below} of {len(ratios)}" if above or below else "**undecided**"
+    if above:
+        return f"**in part**: above at {above}, below at {below} of {len(ratios)}"
+    if all(ratio.low is not None and 1 - CLOSE_SPEED <= ratio.low <= ratio.high <= 1 + CLOSE_SPEED for ratio in ratios):
+        return "**no difference**"
+    return f"**does not hold**: below at {below} of {len(ratios)}" if below else "**undecided**"

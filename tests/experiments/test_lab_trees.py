@@ -129,9 +129,12 @@ def test_verdicts_of_ratios():
 
 def test_verdicts_at_several_sizes():
     above, below, around = Estimate(1.2, 1.1, 1.3), Estimate(0.8, 0.7, 0.9), Estimate(1.0, 0.9, 1.1)
-    assert at_every_size([above, above]) == "**holds**" and at_every_size([below]) == "**does not hold**"
+    assert at_every_size([above, above]) == "**holds**"
     assert at_every_size([above, around, below]) == "**in part**: above at 1, below at 1 of 3"
+    assert at_every_size([around, below]) == "**does not hold**: below at 1 of 2"  # above at none
     assert at_every_size([around]) == "**undecided**"
+    slightly, even = Estimate(0.99, 0.98, 0.995), Estimate(1.0, 0.99, 1.01)
+    assert at_every_size([slightly, even]) == "**no difference**"  # by less than what counts as one
 
 
 # The page
