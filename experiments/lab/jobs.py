@@ -23,7 +23,7 @@ from typing import Any
 
 from experiments.lab.entries import DECODED, SHIPPED, TRAINED, UNTRAINED, Entry
 from experiments.lab.terms import NODES, Terms
-from experiments.lab.tree_tables import BUILDERS, DECODED_ROWS, RANKED, TREES
+from experiments.lab.tree_tables import DECODED_TREES, RANKED, TREES
 from experiments.studies import STUDIES
 
 SEEDS = (0, 1, 2)
@@ -88,8 +88,7 @@ def counted(entry: Entry) -> Iterator[Job]:
     yield Job(f"{prefix}/ranks", "ranks", decides, entry, settings={"answers": RANKED})
     settings = {"trees": TREES[entry.name]}
     yield Job(f"{prefix}/trees", "trees", decides, entry, settings=settings, needs=(f"{prefix}/ranks",))
-    if entry.name == "ppd":
-        specs = {str(rows): BUILDERS["stripped"].format(rows=rows) for rows in DECODED_ROWS}
+    if specs := DECODED_TREES.get(entry.name):
         settings = {"trees": specs, "answers": 6, "tokens": 64}
         yield Job(f"{prefix}/sizes", "sizes", decides, entry, settings=settings, alone=True)
 

@@ -82,35 +82,62 @@ def count_trees(lab: Lab, job: Job) -> dict[str, Any]:
 
     Returns:
       `tokens` of every answer; for each of the job's `trees` by label `rows` of a step, `expected` tokens per step by
-      those accuracies, and `steps` of every answer.
+      the adapter's accuracies, `expected_here` by the accuracies on these very answers, and `steps` of every answer.
     """
     held = lab.result(job.needs[0])
     texts = [ranks_from(words) for words in held["ranks"]]
+    here = accuracy_of(texts, len(held["accuracy"][0]))
     found = {}
     for label, spec in job.settings["trees"].items():
         plans = list(plans_of(spec, job.entry.name, held["accuracy"]))
         steps = np.mean([[count_steps(plan, ranks) for ranks in texts] for plan in plans], axis=0)
+        again = [expected(plan, here) for plan in plans]
         found[label] = {
             "rows": max(plan.num_nodes + plan.num_probes * held["probe_rows"] for plan in plans),
             "expected": round(float(np.mean([plan.expected_tokens for plan in plans])), 4),
+            "expected_here": round(float(np.mean([plan.expected_tokens for plan in again])), 4),
             "steps": [int(count) if count == int(count) else round(count, 2) for count in steps.tolist()],
         }
     return {"tokens": held["tokens"], "trees": found}
 
 
+def accuracy_of(texts: Sequence[np.ndarray], candidates: int) -> np.ndarray:
+    """How often the candidate of every rank was right at every distance, over all places of all answers.
+
+    Distances that reach beyond the end of an answer are misses, which they are for counted steps, too.
+
+    Args:
+      texts: [T, M] int each, as `ranks_from` returns them.
+      candidates: K, ranks from here on are left out.
+
+    Returns:
+      [M, K].
+    """
+    places = np.concatenate(texts)
+    return np.stack([(places == rank).mean(axis=0) for rank in range(candidates)], axis=1)
+
+
 def plans_of(spec: str, method: str, accuracy: Sequence[Sequence[float]]) -> Iterator[TreePlan]:
     """The tree of a specification with what to expect of it; of `random:NODES` several, of different seeds.
 
-    `filled:ROWS` is the largest full tree of a step of as many rows as one of `dynamic:ROWS` has at most.
+    `filled:SIZE` is the best full tree whose step has no more rows than that of `stripped:SIZE`.
     """
     distances, (builder, _, numbers) = len(accuracy), spec.partition(":")
     if builder == "random":
         plans = [random_tree(distances, RANKS, int(numbers), seed) for seed in range(_SEEDS)]
     elif builder == "filled":
-        rows = int(numbers) + 1 + distances
-        grown = (sparse_tree(np.array(accuracy), nodes) for nodes in range(2, rows))
-        plans = [max((p for p in grown if p.num_nodes + p.num_probes <= rows), key=lambda plan: plan.num_nodes)]
+        [stripped] = plans_of(f"stripped:{numbers}", method, accuracy)
+        plans = [filled_tree(np.array(accuracy), stripped.num_nodes + stripped.num_probes)]
     else:
         plans = [parse_tree(spec, method, distances, accuracy, 1.0)]
     for plan in plans:
         yield expected(plan, accuracy)
+
+
+def filled_tree(accuracy: np.ndarray, rows: int) -> TreePlan:
+    """The full tree that makes most tokens by accuracies [M, K] in a step of at most so many rows.
+
+    Its nodes carry as many probes as it is deep, so that a tree of fewer levels may have more nodes.
+    """
+    trees = (sparse_tree(accuracy[:depth], rows // (1 + depth)) for depth in range(1, len(accuracy) + 1))
+    return max(trees, key=lambda plan: plan.expected_tokens)

@@ -22,7 +22,8 @@ class Counted:
     Attributes:
       method: its name.
       tokens: [A], of every answer, its first left out.
-      drafts: by label `rows` of a step, `steps` [A], and `expected` tokens per step.
+      drafts: by label `rows` of a step, `steps` [A], and tokens per step as `expected` by the adapter's accuracies and
+        as `expected_here` by those on these answers.
     """
 
     method: str
@@ -50,9 +51,9 @@ class Counted:
         return _ratio(self.steps(worse), self.steps(better))
 
     def against_expected(self, label: str) -> Estimate:
-        """The ratio of tokens per step to those expected."""
+        """The ratio of tokens per step to those expected by the accuracies on the same answers."""
         made = _ratio(np.array(self.tokens, float), self.steps(label))
-        return _scaled(made, 1 / self.drafts[label]["expected"])
+        return _scaled(made, 1 / self.drafts[label]["expected_here"])
 
     def faster(self, better: str, worse: str, costs: Costs) -> Estimate:
         """The ratio of speeds of two drafts."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 RANKED = 50  # held-out answers that trees are counted on
 
 # Candidates and probes of PPD's trees together (Figure 6.6), the root and its three probes not counted
-PPD_ROWS = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+PPD_SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BUILDERS = {
-    "exact": "dynamic:{rows}",
-    "stripped": "stripped:{rows}",
+    "exact": "dynamic:{size}",
+    "stripped": "stripped:{size}",
     "full": "sparse:{nodes}",
-    "filled": "filled:{rows}",
+    "filled": "filled:{size}",
     "random": "random:{nodes}",
 }
 
-DECODED_ROWS = (4, 8, 16, 32, 64)  # sizes of the thesis's trees that are decoded, too, and timed
+DECODED_SIZES = (4, 8, 16, 32, 64)  # of the thesis's trees that are decoded, too, and timed
+DECODED_TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by size
+    "ppd": {str(size): BUILDERS["stripped"].format(size=size) for size in DECODED_SIZES},
+}
 
 TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by label
     "bita": {
@@ -27,8 +30,8 @@ TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by label
     },
     "space": {f"{k} mask{'s' if k > 1 else ''}": f"chain:{k}" for k in (1, 2, 3, 4, 5)},
     "ppd": {
-        f"{builder}, {rows} rows": spec.format(rows=rows, nodes=1 + rows // 4)
+        f"{builder}, size {size}": spec.format(size=size, nodes=1 + size // 4)
         for builder, spec in BUILDERS.items()
-        for rows in PPD_ROWS
+        for size in PPD_SIZES
     },
 }
