@@ -58,9 +58,9 @@ def _conclusions(counted: Counted, decoded: Mapping[str, Any] | None) -> str:
         "sized for three probes have so few candidates that each could have these, and need fewer rows where they are "
         "not as deep; random ones have as few. Ratios are of tokens per step; of speeds where a size is the fastest. "
         "A claim about sizes holds where the interval lies above 1 at every one. Proposition 5.6.4 is judged with "
-        "accuracies on the same answers, which its interval takes as given. The size that is predicted to be fastest, by the accuracies on other answers, is compared "
-        "with the fastest of the others; the smallest and the largest size show no peak. What is decoded is decoded "
-        "in turn, so that other work on the machine slows all alike."
+        "accuracies on the same answers, which its interval takes as given. The size that is predicted to be "
+        "fastest, by the accuracies on other answers, is compared with the fastest of the others; the smallest and the "
+        "largest size show no peak. What is decoded is decoded in turn, so that other work slows all alike."
     )
     return section("Exploratory: PPD's trees", text, ["claim", "source", "measured", "verdict"], lines)
 
@@ -184,6 +184,7 @@ def _sizes(counted: Counted) -> str:
     text = (
         "Tokens per step of the [exact search](trees.md#the-dynamic-tree), of the thesis's procedure (*stripped*), of "
         "full trees sized for three probes (*full*) or for as many rows (*filled*), and of random ones (means of 20). "
-        "*Expected* are those of the thesis's procedure, by accuracies on other answers and on these. Speedups are its own, too."
+        "*Expected* are those of the thesis's procedure, by accuracies on other answers and on these. "
+        "Speedups are its own, too."
     )
     return section("Exploratory: PPD's trees by size", text, heads, lines)

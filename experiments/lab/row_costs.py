@@ -38,11 +38,6 @@ class Costs:
     latency: RowLatency
     drafting: Mapping[str, float]
 
-    @property
-    def measured_rows(self) -> int:
-        """Beyond so many rows a step's seconds are extrapolated."""
-        return self.latency.rows[-1]
-
     def seconds(self, method: str, rows: int) -> float:
         """Of a step that verifies so many rows and drafts with a method."""
         return self.latency(rows) + self.drafting[method]

@@ -55,7 +55,7 @@ NOT_REACHED = (
     ("three or four masks are faster than five", _FIGURE_9, "BiTA's adapter has three masks"),
     ("more than five masks are slower than five", _FIGURE_6, "SPACE's adapter has five masks"),
 )
-# Speedups of LLaMA-2-7B on MT-Bench: BiTA, Table 4
+# Speedups: BiTA, Table 4
 _PUBLISHED = dict(zip((_CHAIN, *_FULL.values(), _EFFICIENT), (1.82, 2.04, 2.23, 2.05, 1.64, 2.38), strict=True))
 
 _INTRO = """\
@@ -64,12 +64,14 @@ _INTRO = """\
 What the papers say of their trees, with the adapters that ship, one training of each, all tokens drafted.
 
 - **Steps are counted.** A recording along the lab's held-out answers says which candidate every token that came was,
-  and so where each tree would have gone. Tokens per step are those of the default model.
+  and so where each tree would have gone. Tokens per step are those of the
+  default model; SPACE's are of the base that it has tuned, on that base's answers.
 - **Times are computed** from what a step of so many rows costs on two devices: an H100 with a base of 7B
   ([measured](accelerators.md), beyond 256 rows on a straight line; few rows count as more where these take less time),
   and two cores with the default model ([measured](results.md), beyond 64 rows on a straight line). Drafting on the H100
   is computed, too: 1.7 microseconds for each kernel that a method's
-  [compiled step](accelerators.md#kernels-of-a-step) has beyond one that drafts nothing.
+  [compiled step](accelerators.md#kernels-of-a-step) has beyond one that drafts nothing. Costs on the two cores count
+  no drafting, BiTA's prefix neither.
 - **Judged by the H100.** The papers speak of GPUs, of A100 and A800, which compute less per byte that they read: wide
   trees cost more there. What the two cores say stands beside it.
 - **Faster** is what has the whole interval more than 0.03 above 1. It is not faster where none of the interval is, and
@@ -126,6 +128,6 @@ def _drafts(counted: Counted) -> str:
         published = [f"{_PUBLISHED[label]:.2f}" if label in _PUBLISHED else ""] * (counted.method == "bita")
         lines.append([label, counted.rows(label), *made, *speeds, *published])
     heads = ["draft", "rows", "tokens per step", "expected", "speedup, H100", "speedup, CPU"]
-    heads += ["the paper's, 7B"] * (counted.method == "bita")
+    heads += ["the paper's, LLaMA-2-7B on MT-Bench"] * (counted.method == "bita")
     text = "*Expected*: by the adapter's accuracies at each distance, as if these were independent."
     return section(f"Exploratory: drafts of {counted.method}", text, heads, lines)
