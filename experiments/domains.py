@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from experiments.lab.ranks import words_of
+from experiments.lab.terms import digest
 from jaxspec.bench.questions import Question, read_questions
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import enable_compilation_cache, run_main
@@ -48,7 +49,7 @@ class Options:
     Attributes:
       data: question files as for `jaxspec bench`; categories that are of no group are left out.
       drafters: methods whose adapters ship, joined by + where one pass can record several.
-      limit: questions of a group at most.
+      limit: questions of a group in each file at most.
       tokens: of an answer at most.
       work: folder where the answers are kept in between.
       output: folder of domains.json.
@@ -71,20 +72,22 @@ def main(args: list[str]) -> None:
     if not questions:
         raise UserError(f"no question is of a group; categories are {', '.join(GROUPS)}")
     setting = {"files": [Path(file).name for file in options.data], "limit": options.limit, "tokens": options.tokens}
+    setting["questions"] = digest([[question.id, question.turns] for question in questions])
     enable_compilation_cache()
     with exclusive(folder):
         held = read_json(folder / FILE) if (folder / FILE).exists() else {"setting": setting, "drafters": {}}
         if changed := differences(held["setting"], setting):
             raise UserError(f"{folder / FILE} holds other results ({'; '.join(changed)}); give another --output")
         model = load_model(DEFAULT_MODEL, "float32")
+        missing = [names for names in options.drafters if not held["drafters"].keys() >= set(names.split("+"))]
+        drafters = {names: drafter_of(names, model) for names in missing}
         texts = answers(model, questions, options.tokens, work / "answers.json", setting)
         held["questions"] = [[GROUPS[question.category], len(question.turns)] for question in questions]
         held["answer_tokens"] = [len(answer) - 1 for _, answer in texts]
-        for names in options.drafters:
-            if not held["drafters"].keys() >= set(names.split("+")):
-                identity = setting | {"base": model.fingerprint}
-                held["drafters"] |= record_ranks(names, model, texts, work / f"{names}.json", identity)
-                write_json(folder / FILE, held)
+        for names, drafter in drafters.items():
+            identity = setting | {"base": model.fingerprint}
+            held["drafters"] |= record_ranks(names, drafter, texts, work / f"{names}.json", identity)
+            write_json(folder / FILE, held)
 
 
 def chosen(questions: Sequence[Question], limit: int) -> list[Question]:
@@ -124,15 +127,22 @@ def answers(
     return found
 
 
+def drafter_of(names: str, model: Model) -> Drafter:
+    """Adapters that ship, recorded with many candidates. Raises UserError for one that brings a base of its own."""
+    drafter = load_drafter(names.split("+"), model, tree="own").with_tree("best:64", 0)
+    if drafter.model.fingerprint != model.fingerprint:
+        raise UserError(f"{names} drafts for a base that it has tuned, of which these are no answers; leave it out")
+    return drafter
+
+
 def record_ranks(
-    names: str, model: Model, texts: Sequence[tuple[list[int], list[int]]], file: Path, setting: dict[str, Any]
+    names: str, drafter: Drafter, texts: Sequence[tuple[list[int], list[int]]], file: Path, setting: dict[str, Any]
 ) -> dict[str, Any]:
     """By method `accuracy` of its adapter, `probe_rows` of a probe, and `ranks` of every answer's tokens in words.
 
     An answer of one token, which no step follows, has empty words. `file` has the words of the answers that are done:
     the next call with the same setting goes on from there.
     """
-    drafter = load_drafter(names.split("+"), model, tree="own").with_tree("best:64", 0)
     identity = setting | {"drafter": drafter.digest}
     held = read_json(file) if file.exists() else {}
     words: list[list[list[str]]] = held["words"] if held.get("setting") == identity else []
