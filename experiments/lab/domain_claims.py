@@ -42,9 +42,9 @@ def domain_sections() -> list[str]:
         "a fixed tree are counted as above. A step of one tree costs the same whatever the text is: gains in speed are "
         "those in tokens per step. All turns of a question count as one; p values are not corrected. Conversation is "
         "writing, roleplay, stem and humanities of MT-Bench, five questions of each; code is HumanEval, mathematics "
-        "that of Spec-Bench, which is GSM8K. The papers compare with others: BiTA and SPACE code with CIP (Table 1) and "
-        "mathematics with subtasks of MT-Bench (Tables 7 and 4), PPD code and mathematics with all of MT-Bench (6.2), "
-        "and Amphista has figures of HumanEval and GSM8K alone, beside those of MT-Bench in Table 1."
+        "that of Spec-Bench, which is GSM8K. The papers compare with others: BiTA and SPACE code with CIP (Table 1), "
+        "mathematics with subtasks of MT-Bench (Tables 7 and 4); PPD code and mathematics with all of MT-Bench (6.2). "
+        "Amphista has figures of HumanEval and GSM8K alone, beside those of MT-Bench in Table 1."
     )
     heads = ["claim", "source", "method", "tokens per step", "difference", "p", "verdict"]
     return [section("Exploratory: code and mathematics", text, heads, lines)]
