@@ -13,18 +13,20 @@ class UserError(Exception):
 
 
 def check_at_least(settings: object, least: Mapping[str, float], method: str = "") -> None:
-    """Raise UserError for a setting that is too small.
+    """Raise UserError for a setting that is too small, or has no values.
 
     Args:
       settings: whatever has them as attributes.
-      least: by name, `part.name` for one of a part; of a tuple every element must be so large.
+      least: by name, `part.name` for one of a part; of a tuple, which must not be empty, every element must be so large.
       method: whose settings they are, for the message; empty for options of a command.
     """
     for name, value in least.items():
         given = operator.attrgetter(name)(settings)
-        smallest = min(given, default=value) if isinstance(given, tuple) else given
+        shown = f"{method}: {name}" if method else name.replace("_", "-")
+        if given == ():
+            raise UserError(f"give at least one value for {shown}")
+        smallest = min(given) if isinstance(given, tuple) else given
         if not smallest >= value:  # nor is NaN
-            shown = f"{method}: {name}" if method else name.replace("_", "-")
             raise UserError(f"{shown} must be at least {value}, got {smallest}")
 
 

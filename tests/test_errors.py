@@ -19,5 +19,6 @@ def test_what_is_too_small_is_named_as_on_the_command_line():
             check_at_least(settings, {name: 5})
 
 
-def test_no_values_are_large_enough():
-    check_at_least(SimpleNamespace(rows=()), {"rows": 1})
+def test_no_values_at_all_are_refused():
+    with pytest.raises(UserError, match="give at least one value for cache-lengths"):
+        check_at_least(SimpleNamespace(cache_lengths=()), {"cache_lengths": 1})

@@ -82,7 +82,9 @@ def compile_steps(config: KernelsConfig, say: Callable[[str], None]) -> list[dic
     """
     if config.topology not in GPUS:
         raise UserError(f"topology {config.topology!r}: kernels are those of a GPU, {', '.join(GPUS)}")
-    check_at_least(config, {"rows": 1, "batch_size": 1, "length": 1})
+    if not (config.rows or config.drafters):
+        raise UserError("nothing to compile: give at least one value for rows, or for drafters")
+    check_at_least(config, {"batch_size": 1, "length": 1} | ({"rows": 1} if config.rows else {}))
     check_form(config.weights)
     mesh, chip = absent_mesh(MeshConfig(), config.topology)
     bases = {

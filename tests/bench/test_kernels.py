@@ -178,6 +178,7 @@ def test_a_compiler_that_is_missing_is_named(monkeypatch):
         ({"topology": "v5e:2x2x1"}, "kernels are those of a GPU, h100"),
         ({"rows": (1, 0)}, "rows must be at least 1, got 0"),
         ({"batch_size": -2}, "batch-size must be at least 1"),
+        ({"rows": (), "drafters": ()}, "nothing to compile"),
     ],
 )
 def test_steps_that_cannot_be(options, message):
