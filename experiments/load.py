@@ -1,7 +1,8 @@
 """A running server under load, with and without drafts in turn: python -m experiments.load --url http://127.0.0.1:8000.
 
 Every run asks the same prompts, so many at a time, and waits for the last; load.json has the figures of each. A request
-with drafts and the same one without, in the same round, are a pair, of which the speedup is.
+with drafts and the same one without, in the same round, are a pair; the speedup is that of prompts, each over all its
+pairs.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from jaxspec.bench.metrics import Estimate, estimate
 from jaxspec.bench.report import interval
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
-from jaxspec.errors import UserError, check_at_least
+from jaxspec.errors import UserError, check_at_least, first_line
 from jaxspec.files import writable, write_json
 from jaxspec.markdown import table
 from jaxspec.training.examples import read_prompts
 
 _HERE = ("127.0.0.1", "localhost", "::1")
+_DRAFTS = "vllm:spec_decode_num_drafts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +104,17 @@ async def ask(client: httpx.AsyncClient, options: Options, prompt: str, drafting
 
 
 async def drafts_so_far(client: httpx.AsyncClient) -> float:
-    """Steps that had a candidate, of all requests that the server has had."""
-    families = text_string_to_metric_families((await client.get("/metrics")).text)
-    return next(f.samples[0].value for f in families if f.name == "vllm:spec_decode_num_drafts")
+    """Steps that had a candidate, of all requests that the server has had. Raises UserError where it does not tell."""
+    try:
+        response = await client.get("/metrics")
+        families = list(text_string_to_metric_families(response.text)) if response.status_code == 200 else []
+    except (httpx.TransportError, ValueError) as error:
+        raise UserError(f"{client.base_url}metrics cannot be read: {first_line(error)}") from None
+    counts = [family.samples[0].value for family in families if family.name == _DRAFTS and family.samples]
+    if not counts:
+        told = f"answered {response.status_code} without {_DRAFTS}"
+        raise UserError(f"{client.base_url}metrics {told}; url must be that of `jaxspec serve`")
+    return counts[0]
 
 
 async def run(options: Options, prompts: Sequence[str], concurrency: int, drafting: bool) -> dict[str, Any]:
@@ -133,6 +143,7 @@ async def run(options: Options, prompts: Sequence[str], concurrency: int, drafti
         "token_median": statistics.median(each),
         "token_95": float(np.quantile(each, 0.95)),
         "seconds": [timing.whole for timing in timings],
+        "prompts": len(prompts),
     }
 
 
@@ -179,11 +190,17 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 
 
 def speedup(results: Sequence[dict[str, Any]], concurrency: int) -> Estimate:
-    """The median over pairs of a request's time without drafts over its time with them."""
-    seconds = {(row["round"], row["drafting"]): row["seconds"] for row in results if row["concurrency"] == concurrency}
+    """The median over prompts of a request's time without drafts over its time with them.
+
+    Of each prompt it is the geometric mean over rounds, and over how often a run has asked it: repeats of a prompt are
+    alike, and as values of their own they would make the interval too narrow.
+    """
+    own = [row for row in results if row["concurrency"] == concurrency]
+    seconds = {(row["round"], row["drafting"]): np.log(row["seconds"]) for row in own}
     rounds = [number for number, drafting in seconds if drafting and (number, False) in seconds]
-    without, with_drafts = ([t for n in rounds for t in seconds[n, drafting]] for drafting in (False, True))
-    return estimate(np.divide(without, with_drafts), np.median)
+    logs = np.mean([seconds[number, False] - seconds[number, True] for number in rounds], axis=0)  # [requests]
+    asked = np.arange(len(logs)) % own[0]["prompts"]
+    return estimate(np.exp(np.bincount(asked, logs) / np.bincount(asked)), np.median)
 
 
 if __name__ == "__main__":

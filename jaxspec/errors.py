@@ -17,7 +17,7 @@ def check_at_least(settings: object, least: Mapping[str, float], method: str = "
 
     Args:
       settings: whatever has them as attributes.
-      least: by name, `part.name` for one of a part; of a tuple, which must not be empty, every element must be so large.
+      least: by name, `part.name` for one of a part; of a tuple every element must be so large, and there must be one.
       method: whose settings they are, for the message; empty for options of a command.
     """
     for name, value in least.items():
