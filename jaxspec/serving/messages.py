@@ -16,12 +16,11 @@ from typing import Any
 from jaxspec.serving.chat import Chat, Message
 from jaxspec.serving.fields import ApiError
 from jaxspec.weights.model import Model
-from jaxspec.weights.templates import own_template, variables_of, with_variables
+from jaxspec.weights.templates import is_given, own_template, variables_of, with_variables
 
 _LINKS = ("id", "tool_call_id", "type", "index")  # which call an answer is for; their order says it, too
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # which templates leave out of earlier turns
 _MARK = re.compile(r"mark \d+ ends")
-_GIVEN = ("messages", "tools", "documents", "raise_exception", "strftime_now")  # variables that are never free
 
 
 def encode_chat(model: Model, chat: Chat) -> list[int]:
@@ -142,7 +141,7 @@ def _check_variables(variables: Mapping[str, Any], opens: Any, template: str, mo
     if not isinstance(opens, bool):
         raise ApiError(400, f"{field}.add_generation_prompt must be true or false", field)
     for name in variables:
-        if name in _GIVEN or name in model.tokenizer.special_tokens_map:
+        if is_given(name, model.tokenizer):
             raise ApiError(400, f"{field}: {name} cannot be set; it follows from the request and the model", field)
         if name not in variables_of(template):
             raise ApiError(400, f"{field}: the model's chat template has no variable {name!r}", field)

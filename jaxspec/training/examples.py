@@ -307,7 +307,7 @@ def _select(model: Model, data: DataConfig, example: Example, template: str) -> 
     if example.answer is None:
         return Selected(last, model.encode(example.turns, data.chat, template), None)
     own = own_template(model.tokenizer)
-    written = (chosen_template(template, own) if template else own) if data.chat else None
+    written = (chosen_template(template, model.tokenizer) if template else own) if data.chat else None
     prompt = model.encode([*turns, last if written else f"{last}\n\n"], data.chat, template)
     ends = turn_end(model.tokenizer, written) if written else None, model.tokenizer.eos_token_id, *model.eos
     end = [i for i in ends if i in model.eos][:1]  # a turn's, unlike other ends of text

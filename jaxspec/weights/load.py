@@ -153,7 +153,7 @@ def load_model(
         load = load_checkpoint if is_checkpoint(path) else load_directory
         loaded = load(path, held, devices, weights)
     if template:
-        tokenizer.chat_template = chosen_template(template, own_template(tokenizer))
+        tokenizer.chat_template = chosen_template(template, tokenizer)
     return Model(name_or_path, *loaded, _ends(eos, tokenizer), tokenizer, dtype == "exact")
 
 

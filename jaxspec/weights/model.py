@@ -120,8 +120,7 @@ class Model:
         turns = [prompt] if isinstance(prompt, str) else prompt
         for turn in turns:
             _check_unicode(turn)
-        own = own_template(self.tokenizer)
-        written = chosen_template(template, own) if template else own
+        written = chosen_template(template, self.tokenizer) if template else own_template(self.tokenizer)
         messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
         return self.encode_messages(messages, written if chat else None)
 

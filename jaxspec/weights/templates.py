@@ -83,6 +83,7 @@ TEMPLATES = {
     ),
 }
 
+_GIVEN = ("messages", "tools", "documents", "raise_exception", "strftime_now")
 _MARKED_ANSWER = re.compile(r"{%-?\s*(end)?generation\s*-?%}")
 
 
@@ -97,15 +98,20 @@ def check_template(template: str) -> None:
         )
 
 
-def chosen_template(template: str, own: str | None) -> str:
-    """Jinja of a template by name, or of the tokenizer's own with variables set. Raises UserError where it has none."""
+def chosen_template(template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Jinja of a template by name, or of the tokenizer's own with variables set.
+
+    Raises UserError where it has none of its own, or such variables are not there or not free.
+    """
     check_template(template)
     if template in TEMPLATES:
         return TEMPLATES[template]
-    if not own:
+    if not (own := own_template(tokenizer)):
         raise UserError(f"template {template!r}: the tokenizer has no chat template of its own to set variables in")
     free = variables_of(own)
     for name in (variables := _variables(template)):
+        if name == "add_generation_prompt" or is_given(name, tokenizer):
+            raise UserError(f"template {template!r}: {name} cannot be set; it follows from the messages and the model")
         if name not in free:
             raise UserError(f"template {template!r}: the tokenizer's own has no variable {name!r}{suggest(name, free)}")
     return with_variables(own, variables)
@@ -131,6 +137,11 @@ def variables_of(template: str) -> frozenset[str]:
 def is_variable(name: str) -> bool:
     """Whether a template can have a variable of that name."""
     return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def is_given(name: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a template's variable follows from the messages and the tokenizer, so that nobody can set it."""
+    return name in _GIVEN or name in tokenizer.special_tokens_map
 
 
 def message_text(content: Any) -> str | None:

@@ -97,14 +97,24 @@ def test_variables_of_the_tokenizers_own_are_set():
 
     assert [written(), written("thinking=true"), written("thinking=false")] == ["\nHi", "\nHi", "\nHi!"]
     assert written("thinking=false,effort=it's {% low %}") == "\nHi!it's {% low %}"
-    tokenizer.chat_template = chosen_template("thinking=false", tokenizer.chat_template)
+    tokenizer.chat_template = chosen_template("thinking=false", tokenizer)
     assert [written(), written("thinking=true")] == ["\nHi!", "\nHi"]
     with pytest.raises(UserError, match="write NAME=VALUE"):
         written("thinking=false,")
     with pytest.raises(UserError, match=r"has no variable 'thinkin' \(did you mean 'thinking'\?\)"):
         written("thinkin=false")
+    tokenizer.chat_template = None
     with pytest.raises(UserError, match="no chat template of its own"):
-        chosen_template("thinking=false", None)
+        chosen_template("thinking=false", tokenizer)
+
+
+@pytest.mark.parametrize("variable", ["messages=1", "add_generation_prompt=false", "tools=1", "eos_token=x"])
+def test_variables_that_are_not_free_are_refused(variable):
+    """Everybody gives them others, so that they would be ignored."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ messages }}{{ tools }}{{ eos_token }}{% if add_generation_prompt %}{% endif %}"
+    with pytest.raises(UserError, match=f"template '{variable}': .* cannot be set"):
+        chosen_template(variable, tokenizer)
 
 
 def test_variables_are_those_that_come_from_outside():
