@@ -26,7 +26,7 @@ from jaxspec.errors import UserError
 from jaxspec.generation.prompts import TooLong
 from jaxspec.serving.chat import Chat
 from jaxspec.serving.engine import Engine
-from jaxspec.serving.fields import ApiError, one_line
+from jaxspec.serving.fields import ApiError, one_line, quoted
 from jaxspec.serving.merge import merged
 from jaxspec.serving.messages import encode_chat
 from jaxspec.serving.metrics import Metrics
@@ -112,7 +112,7 @@ class Api:
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             except Exception as error:
-                _log.exception("%s failed", request.url.path)
+                _log.exception("%s failed", one_line(request.url.path))
                 return self._refuse(request, ApiError(500, f"the request failed: {type(error).__name__}"))
 
         return guard
@@ -147,7 +147,7 @@ class Api:
 
     def _check_model(self, name: str | None) -> None:
         if name is not None and name not in self._names:
-            message = f"the model {name!r} does not exist; there is {self._name!r}"
+            message = f"the model {quoted(name)} does not exist; there is {self._name!r}"
             raise ApiError(404, message, "model", "model_not_found")
 
     async def tokenize(self, request: Request) -> Response:
@@ -313,6 +313,7 @@ def _event(content: dict[str, Any]) -> str:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer unknown paths and HTTP methods."""
-    known = {404: f"no such path: {request.url.path}", 405: f"{request.method} is not for {request.url.path}"}
+    path = one_line(request.url.path, 200)
+    known = {404: f"no such path: {path}", 405: f"{request.method} is not for {path}"}
     told = ApiError(error.status_code, known.get(error.status_code, error.detail))
     return JSONResponse(told.body(), error.status_code, error.headers)

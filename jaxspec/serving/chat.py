@@ -8,7 +8,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxspec.serving.fields import ApiError, Fields, shown
+from jaxspec.errors import suggest
+from jaxspec.serving.fields import ApiError, Fields, quoted, shown
 from jaxspec.weights.templates import is_variable, message_text
 
 _PART = {"type", "text", "id", "index", "cache_control"}  # the last one is advice: prompts are kept in any case
@@ -93,7 +94,8 @@ def content_text(content: Any, name: str) -> str:
     for i, part in enumerate(content if isinstance(content, list) else ()):
         for field in sorted(part.keys() - _PART):
             if part[field] not in (None, []):
-                raise ApiError(400, f"{name}[{i}] has an unknown field {field!r}", f"{name}[{i}].{field}")
+                message = f"{name}[{i}] has an unknown field {quoted(field)}{suggest(field, _PART)}"
+                raise ApiError(400, message, f"{name}[{i}].{field}", "unknown_parameter")
     return text
 
 

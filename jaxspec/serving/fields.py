@@ -59,7 +59,7 @@ class ApiError(Exception):
     headers: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        """Names and values that clients have sent may be long, or hold line breaks, which must not reach the log."""
+        """What clients have sent may be long, or hold line breaks, which must not reach the log."""
         self.message = one_line(self.message)
         self.param = self.param and one_line(self.param, 200)
 
@@ -88,7 +88,7 @@ class Fields:
                     remedy = ": the server must be started with --penalties" if name in PENALTIES else ""
                     raise ApiError(400, f"{name} is not supported here{remedy}", name, "unsupported_parameter")
             else:
-                raise ApiError(400, f"unknown field {name!r}{suggest(name, known)}", name, "unknown_parameter")
+                raise ApiError(400, f"unknown field {quoted(name)}{suggest(name, known)}", name, "unknown_parameter")
 
     def take(self, name: str, kind: type | tuple[type, ...], what: str, default: Any = None) -> Any:
         """The value of a field of some type, named `what` in errors."""
@@ -138,9 +138,14 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def one_line(text: str, most: int = 1000) -> str:
-    """A text in one line of characters that can be seen, cut where it is long."""
-    cut = text if len(text) <= most else f"{text[: most - 3]}..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cut)
+    """A text in one line of characters that can be seen, cut where it is then long."""
+    seen = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most + 1])
+    return seen if len(seen) <= most else f"{seen[: most - 3]}..."
+
+
+def quoted(name: str) -> str:
+    """A name that a client has sent for a message, cut where it is long: what is wrong with it stands behind it."""
+    return f"'{one_line(name, 60)}'"
 
 
 def shown(value: Any) -> str:

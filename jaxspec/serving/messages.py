@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxspec.serving.chat import Chat, Message
-from jaxspec.serving.fields import ApiError
+from jaxspec.serving.fields import ApiError, one_line, quoted
 from jaxspec.weights.model import Model
 from jaxspec.weights.templates import is_given, own_template, variables_of, with_variables
 
@@ -144,7 +144,7 @@ def _check_variables(variables: Mapping[str, Any], opens: Any, template: str, mo
         if is_given(name, model.tokenizer):
             raise ApiError(400, f"{field}: {name} cannot be set; it follows from the request and the model", field)
         if name not in variables_of(template):
-            raise ApiError(400, f"{field}: the model's chat template has no variable {name!r}", field)
+            raise ApiError(400, f"{field}: the model's chat template has no variable {quoted(name)}", field)
 
 
 def _marked(value: Any, path: str, marks: dict[str, str]) -> Any:
@@ -173,5 +173,5 @@ def _left_out(path: str, messages: Sequence[Message]) -> ApiError:
     message, _, rest = path.partition(".")
     name = re.split(r"[.\[]", rest)[0]
     role = messages[int(message.removeprefix("messages[").removesuffix("]"))]["role"]
-    told = f"{message}.{name}"
-    return ApiError(400, f"{told}: the model's chat template leaves it out of a message of the role {role}", told)
+    left = f"the model's chat template leaves it out of a message of the role {role}"
+    return ApiError(400, f"{message}.{one_line(name, 60)}: {left}", f"{message}.{name}")

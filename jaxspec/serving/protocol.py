@@ -9,7 +9,7 @@ from typing import Any
 from jaxspec.config import SamplingConfig
 from jaxspec.errors import suggest
 from jaxspec.serving.chat import Chat, content_text, parse_chat
-from jaxspec.serving.fields import PENALTIES, ApiError, Fields, read_json, shown
+from jaxspec.serving.fields import PENALTIES, ApiError, Fields, quoted, read_json, shown
 
 _MOST_CHOICES = 128
 _MOST_STOPS = 16
@@ -158,7 +158,7 @@ def _usage(fields: Fields) -> tuple[bool, bool]:
         raise ApiError(400, "stream_options needs stream to be true", "stream_options")
     known = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one only pads what is sent
     for name in options.keys() - set(known):
-        message = f"unknown field {name!r} in stream_options{suggest(name, known)}"
+        message = f"unknown field {quoted(name)} in stream_options{suggest(name, known)}"
         raise ApiError(400, message, f"stream_options.{name}", "unknown_parameter")
     usage, continuous, _ = wanted = [False if options.get(name) is None else options[name] for name in known]
     for name, value in zip(known, wanted, strict=True):

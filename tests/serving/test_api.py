@@ -15,7 +15,7 @@ from jaxspec.config import SamplingConfig
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.generate import generate
 from jaxspec.serving.api import make_app
-from jaxspec.serving.fields import ApiError
+from jaxspec.serving.fields import ApiError, one_line
 from jaxspec.serving.protocol import parse
 from jaxspec.serving.request import Busy
 from jaxspec.weights.spelling import Spelling, readable
@@ -425,12 +425,24 @@ def test_what_clients_send_is_told_in_one_short_line(app, caplog):
     """It may be long, or hold line breaks and codes of terminals, which would forge lines of the log."""
     caplog.set_level("INFO", "jaxspec.serving")
     name = "a\r\n\u2028\x1b[2J" + 5000 * "b"
-    bodies = [{"messages": HELLO, name: 1}, {"messages": [HELLO[0] | {name: 1}]}, {"messages": HELLO, "model": name}]
-    for body in bodies:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a", name: 1}]}]
+    ends = (
+        ({"messages": HELLO, name: 1}, "bbb...'"),
+        ({"messages": [HELLO[0] | {name: 1}]}, "leaves it out of a message of the role user"),
+        ({"messages": parts}, "bbb...'"),
+        ({"messages": HELLO, "model": name}, "does not exist; there is 'tiny'"),
+    )
+    for body, end in ends:
         error = post(app, CHAT, body).json()["error"]
-        assert len(error["message"]) < 1100 and error["message"].isprintable() and error["param"].isprintable()
+        assert error["message"].isprintable() and error["param"].isprintable() and len(error["param"]) <= 200
+        assert len(error["message"]) < 200 and error["message"].endswith(end)
     logged = [record.getMessage() for record in caplog.records]
-    assert len(logged) == 3 and all(line.isprintable() for line in logged)
+    assert len(logged) == len(ends) and all(line.isprintable() for line in logged)
+
+
+def test_texts_in_one_line_are_cut_behind_their_escapes():
+    assert one_line("a\nb") == "a\\nb" and one_line(30 * "\u2028", 20) == "\\u2028\\u2028\\u202..."
+    assert one_line("ab" * 10, 20) == "ab" * 10
 
 
 @pytest.mark.parametrize(

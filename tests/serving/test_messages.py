@@ -161,6 +161,14 @@ def test_fields_of_chats_are_checked(change, param, said):
     assert refused.value.param == param and said in refused.value.message
 
 
+def test_an_unknown_field_of_a_part_has_a_hint():
+    part = {"type": "text", "text": "a", "cache_controll": {"type": "ephemeral"}}
+    with pytest.raises(ApiError) as refused:
+        written(PLAIN, {"messages": [{"role": "user", "content": [part]}]})
+    assert refused.value.code == "unknown_parameter"
+    assert refused.value.message.endswith("unknown field 'cache_controll' (did you mean 'cache_control'?)")
+
+
 def test_chats_of_variables_of_their_own():
     chat = Chat([], variables={"a": 1}).with_variables({"a": 2, "b": 3})
     assert chat.variables == {"a": 1, "b": 3}
