@@ -86,6 +86,11 @@ def check(options: ServeOptions) -> None:
     if options.port > 65535:
         raise UserError(f"port must be at most 65535, got {options.port}")
     for origin in options.allow_origin:
+        if origin == "null":
+            raise UserError(
+                "allow-origin null: browsers send it for every file and every sandboxed frame, whoever wrote it; serve the "
+                "page from an origin of its own, as in http://localhost:3000, or allow all with *"
+            )
         if origin != "*" and not is_origin(origin):
             raise UserError(
                 "allow-origin must be * or an origin as browsers send it, in small letters and without a path or a "
@@ -96,7 +101,7 @@ def check(options: ServeOptions) -> None:
 
 
 def is_origin(text: str) -> bool:
-    """Whether a browser may send this as the origin of a page."""
+    """Whether a browser may send this as the origin of a page that can be told from others."""
     if not _ORIGIN.fullmatch(text):
         return False
     try:  # of parts that only look right
