@@ -64,8 +64,8 @@ _INTRO = """\
 What the papers say of their trees, with the adapters that ship, one training of each, all tokens drafted.
 
 - **Steps are counted.** A recording along the lab's held-out answers says which candidate every token that came was,
-  and so where each tree would have gone. Tokens per step are those of the
-  default model; SPACE's are of the base that it has tuned, on that base's answers.
+  and so where each tree would have gone. Tokens per step are those of the default model; SPACE's are of the base that
+  it has tuned, on that base's answers.
 - **Times are computed** from what a step of so many rows costs on two devices: an H100 with a base of 7B
   ([measured](accelerators.md), beyond 256 rows on a straight line; few rows count as more where these take less time),
   and two cores with the default model ([measured](results.md), beyond 64 rows on a straight line). Drafting on the H100

@@ -88,8 +88,8 @@ def check(options: ServeOptions) -> None:
     for origin in options.allow_origin:
         if origin == "null":
             raise UserError(
-                "allow-origin null: browsers send it for every file and every sandboxed frame, whoever wrote it; serve the "
-                "page from an origin of its own, as in http://localhost:3000, or allow all with *"
+                "allow-origin null: browsers send it for every file and every sandboxed frame, whoever wrote it; serve "
+                "the page from an origin of its own, as in http://localhost:3000, or allow all with *"
             )
         if origin != "*" and not is_origin(origin):
             raise UserError(

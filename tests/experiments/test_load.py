@@ -62,7 +62,7 @@ def test_repeats_of_a_prompt_are_one_value():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (httpx.Response(404, text="not found"), "answered 404 without vllm:spec_decode_num_drafts; url must be that of"),
+        (httpx.Response(404, text="not found"), "answered 404 without vllm:spec_decode_num_drafts; url must"),
         (httpx.Response(200, text="# TYPE up gauge\nup 1\n"), "answered 200 without vllm:spec"),
         (httpx.Response(200, text="<html lang=en>"), "http://here/metrics cannot be read"),
         (httpx.ConnectError("refused"), "http://here/metrics cannot be read: refused"),
