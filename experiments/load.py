@@ -105,15 +105,16 @@ async def ask(client: httpx.AsyncClient, options: Options, prompt: str, drafting
 
 async def drafts_so_far(client: httpx.AsyncClient) -> float:
     """Steps that had a candidate, of all requests that the server has had. Raises UserError where it does not tell."""
+    page = f"{str(client.base_url).rstrip('/')}/metrics"
     try:
         response = await client.get("/metrics")
         families = list(text_string_to_metric_families(response.text)) if response.status_code == 200 else []
     except (httpx.TransportError, ValueError) as error:
-        raise UserError(f"{client.base_url}metrics cannot be read: {first_line(error)}") from None
+        raise UserError(f"{page} cannot be read: {first_line(error)}") from None
     counts = [family.samples[0].value for family in families if family.name == _DRAFTS and family.samples]
     if not counts:
         told = f"answered {response.status_code} without {_DRAFTS}"
-        raise UserError(f"{client.base_url}metrics {told}; url must be that of `jaxspec serve`")
+        raise UserError(f"{page} {told}; url must be that of `jaxspec serve`")
     return counts[0]
 
 
