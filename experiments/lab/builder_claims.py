@@ -57,10 +57,11 @@ def _conclusions(counted: Counted, decoded: Mapping[str, Any] | None) -> str:
         "deep; full ones of as many rows have at most as many as the dynamic tree, and are as deep as pays. Full ones "
         "sized for three probes have so few candidates that each could have these, and need fewer rows where they are "
         "not as deep: these are not judged. Random ones have as few. Ratios are of tokens per step; of speeds where a "
-        "size is the fastest. A claim about sizes holds where the interval lies above 1 at every one. Proposition 5.6.4 "
-        "is judged with accuracies on the same answers, which its interval takes as given. The size that is predicted to "
-        "be fastest, by the accuracies on other answers, is compared with the fastest of the others; the smallest and the "
-        "largest size show no peak. What is decoded is decoded in turn, so that other work slows all alike."
+        "size is the fastest. A claim about sizes holds where the interval lies above 1 at every one. Proposition "
+        "5.6.4 is judged with accuracies on the same answers, which its interval takes as given. The size that is "
+        "predicted to be fastest, by the accuracies on other answers, is compared with the fastest of the others; the "
+        "smallest and the largest size show no peak. What is decoded is decoded in turn, so that other work slows all "
+        "alike."
     )
     return section("Exploratory: PPD's trees", text, ["claim", "source", "measured", "verdict"], lines)
 
