@@ -185,8 +185,15 @@ class BlockHeads(Method):
 
         What depends on the token before is given the text's own.
         """
+        return self.predictions_and_factors(trainable, base, batch)[0]
+
+    def predictions_and_factors(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The same, and the log of the confidence head's chance of each row, [B, G, M, 1]; without a head 0, []."""
         states, before, _ = self.text_blocks(trainable, base, batch)
-        return base.draft_whole(self._logits(trainable, base, states, before), -jnp.inf)
+        logits = base.draft_whole(self._logits(trainable, base, states, before), -jnp.inf)
+        if self.confidence_head == "none":
+            return logits, jnp.zeros(())
+        return logits, jax.nn.log_sigmoid(self.log_odds(trainable, base, states, before))[..., None]
 
     def _logits(self, trainable: PyTree, base: Base, states: jax.Array, before: jax.Array) -> jax.Array:
         """[B, G, M, V']."""
