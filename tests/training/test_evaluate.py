@@ -13,7 +13,7 @@ from jaxspec.training.data import AnsweredPrompt, make_batch
 from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity
 from tests.helpers.model import plain, quick_jit
 
-_CHAIN = np.random.default_rng(1).dirichlet(np.full(16, 0.3), 16)  # [before, token], of texts that Doubtful predicts
+_CHAIN = np.random.default_rng(1).dirichlet(np.full(16, 0.5), 16)  # [before, token], of texts that Doubtful predicts
 
 
 @dataclasses.dataclass(frozen=True)
