@@ -4,7 +4,7 @@
     logits(h)                                                        DFlash: all candidates of a row, whatever t is
     + before(t) @ after                                              DSpark: a Markov term, of all tokens
     + (before[t] * (h @ state)) . candidate[c]                       DFlash 2: a selector, of the row's best tokens c
-    sigmoid([h, before(t)] @ kernel + bias)                          DSpark: the chance that a drawn candidate is taken
+    sigmoid([h, before(t)] @ kernel + bias)                          DSpark: the chance that a token drawn is taken
 
 The first two begin as zero. Where either is there, drafts are made level by level. What a method says for itself is
 how the rows of a block come to their states.
@@ -42,8 +42,9 @@ class BlockHeads(Method):
         stand between the base's embeddings and its vocabulary projection, which are much smaller.
       selector_rank: r of the selector, two tables with a row for every token; 0 leaves it out.
       selector_width: how many of a row's best tokens it ranks anew. The others stay behind these.
-      confidence_head: what the chance of a candidate is told by: the row's state, or also the Markov term's row for
-        the token before. It counts where drafts are chosen per step.
+      confidence_head: what tells the chance that rejection sampling takes a token drawn from the row at temperature 1:
+        the row's state, or also the Markov term's row for the token before. Where drafts are chosen per step it is a
+        factor of the chances of all candidates of the row.
       alignment: weight in the loss of the divergence from the base's own distribution.
       labels: weight of the cross-entropy of the text.
       decay: the weight of distance d in the loss is decay ** (d - 1); exp(-1 / g) in the paper's terms.
@@ -169,7 +170,7 @@ class BlockHeads(Method):
         return jnp.put_along_axis(others, jnp.broadcast_to(places, best.shape), best, axis=-1, inplace=False)
 
     def log_odds(self, trainable: PyTree, base: Base, states: jax.Array, tokens: jax.Array) -> jax.Array:
-        """The log-odds [B, ...] that a candidate drawn behind tokens is taken; of states [B, ..., D] as `selected`."""
+        """The log-odds [B, ...] that a token drawn behind `tokens` is taken; of states [B, ..., D] as `selected`."""
         read = jnp.broadcast_to(states, (*tokens.shape, states.shape[-1]))
         if self.confidence_head == "markov":
             before = self._before_token(trainable, base, tokens).astype(read.dtype)
