@@ -147,7 +147,10 @@ class BlockHeads(Method):
     def selected(
         self, trainable: PyTree, base: Base, logits: jax.Array, states: jax.Array, tokens: jax.Array
     ) -> jax.Array:
-        """Logits with a row's best tokens ranked anew, and none of the others above the last of these.
+        """Logits with a row's best tokens ranked anew, and all others behind the last of these, in their own order.
+
+        Where one of the others would come before it, they all lose the same amount. Nothing changes, to the last bit,
+        where the selector adds nothing.
 
         Args:
           trainable: the pytree.
@@ -162,11 +165,14 @@ class BlockHeads(Method):
         if not self.selector_rank:
             return logits
         params = trainable["selector"]
-        best, places = best_of(logits, min(self.selector_width, logits.shape[-1]))  # [B, ..., k]
+        width = min(self.selector_width, logits.shape[-1])
+        top, places = best_of(logits, min(width + 1, logits.shape[-1]))
+        old, places = top[..., :width], places[..., :width]  # [B, ..., k]
         candidates = params["candidate"][places if self.vocabulary else base.draft_ids(places)]  # [B, ..., k, r]
-        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(best.dtype)
-        best = best + jnp.sum(pair[..., None, :] * candidates, axis=-1)
-        others = jnp.minimum(logits, jnp.min(best, axis=-1, keepdims=True))
+        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(old.dtype)
+        best = old + jnp.sum(pair[..., None, :] * candidates, axis=-1)
+        first = top[..., width:] if width < logits.shape[-1] else jnp.full_like(old[..., :1], -jnp.inf)
+        others = logits - _overtaking(first, old, best)
         return jnp.put_along_axis(others, jnp.broadcast_to(places, best.shape), best, axis=-1, inplace=False)
 
     def log_odds(self, trainable: PyTree, base: Base, states: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -254,3 +260,18 @@ class BlockHeads(Method):
 
         scale = None if self.confidence_head == "none" else chance
         return offer_levels(context, expand, best=not context.fixed, chance=scale)
+
+
+def _overtaking(first: jax.Array, old: jax.Array, best: jax.Array) -> jax.Array:
+    """What the other logits of a row must lose to stay behind its best ones, [B, ..., 1]: a constant in gradients.
+
+    Args:
+      first: [B, ..., 1], the largest of the others.
+      old: [B, ..., k], the best ones.
+      best: [B, ..., k], what they are now.
+    """
+    last = jnp.min(best, axis=-1, keepdims=True)
+    ahead = first - last
+    moved = jnp.any(best != old, axis=-1, keepdims=True)
+    margin = 4 * jnp.finfo(best.dtype).eps * (jnp.abs(last) + jnp.maximum(ahead, 0) + 1)  # above what is rounded
+    return jax.lax.stop_gradient(jnp.where(moved & (ahead >= 0), ahead + margin, 0))

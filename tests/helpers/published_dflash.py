@@ -207,7 +207,8 @@ def reference(config, tensors, states, embedding, head, tokens, anchors):
         pair = w[f"{part}predecessor_codebook"][before] * (h @ w[f"{part}hidden_projection"].T)
         for row, best in enumerate(np.argsort(-logits)[:, : second["selector_top_k"]]):
             moved = logits[row, best] + w[f"{part}successor_codebook"][best] @ pair[row]
-            logits[row] = np.minimum(logits[row], moved.min())
+            others = np.delete(logits[row], best)
+            logits[row] -= max(0, others.max() - moved.min())
             logits[row, best] = moved
         return logits
 

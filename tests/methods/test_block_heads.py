@@ -49,7 +49,7 @@ def test_at_first_nothing_is_changed(tiny):
 
 @pytest.mark.parametrize("vocabulary", [0, 6])
 def test_a_selector_ranks_the_best_anew(tiny, vocabulary):
-    """By the token before and the row's state. No other token comes before these, of which one may fall far."""
+    """By the token before and the row's state. All others stay behind these, of which one may fall far."""
     rng = np.random.default_rng(1)
     base = tiny.base.drafting(jnp.array([7, 0, 3, 12, 5, 9])) if vocabulary else tiny.base
     method = dataclasses.replace(SECOND, vocabulary=vocabulary)
@@ -60,13 +60,30 @@ def test_a_selector_ranks_the_best_anew(tiny, vocabulary):
     tokens = np.array([[2, 11]])
     arrays = jax.tree.map(jnp.array, (params, logits[None, None], states[None, None], tokens))
     selected = np.asarray(method.selected(arrays[0], base, *arrays[1:]))[0]
-    best = np.argsort(-logits)[:3]
+    best, lost = np.argsort(-logits)[:3], []
     for token, row in zip(tokens[0], selected, strict=True):
         moved = logits[best] + (before[token] * (states @ state)) @ candidate[best].T
         np.testing.assert_array_equal(row[best], moved)
         rest = np.delete(np.arange(count), best)
-        np.testing.assert_array_equal(row[rest], np.minimum(logits[rest], moved.min()))
-    assert np.any(selected[0, best] != selected[1, best])
+        lost.append(max(logits[rest].max() - moved.min(), 0))
+        np.testing.assert_allclose(row[rest], logits[rest] - lost[-1], rtol=1e-5, atol=1e-3)
+        np.testing.assert_array_equal(np.argsort(row[rest]), np.argsort(logits[rest]))
+        assert row[rest].max() < moved.min()
+    assert max(lost) > 0 and np.any(selected[0, best] != selected[1, best])
+
+
+def test_a_tie_with_the_last_of_the_best(tiny):
+    """Which a token of a smaller number, one of the others, would win. Every logit learns by its own gradient."""
+    method = dataclasses.replace(BLOCK, selector_rank=1, selector_width=2, vocabulary=4)
+    selector = {"before": jnp.ones((16, 1)), "candidate": jnp.array([[0.0], [-1], [0], [0]])}
+    trainable = {"selector": selector | {"state": {"kernel": jnp.ones((32, 1))}}}
+
+    def selected(logits):
+        return method.selected(trainable, tiny.base, logits, jnp.full(32, 1 / 32), jnp.array(7))
+
+    logits = jnp.array([1.0, 2, 0, 3])
+    np.testing.assert_array_equal(jnp.argsort(-selected(logits)), [3, 1, 0, 2])
+    np.testing.assert_array_equal(jax.jacobian(selected)(logits), np.eye(4))
 
 
 @pytest.mark.parametrize("head", ["state", "markov"])
