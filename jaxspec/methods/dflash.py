@@ -188,6 +188,11 @@ class DFlash(BlockHeads):
                 f"{self.name}: convolution_group must divide the width {config.hidden_size} of this base, "
                 f"got {self.convolution_group}"
             )
+        if self.selector_rank and self.selector_width > config.vocab_size:
+            raise UserError(
+                f"{self.name}: selector_width must be 1 to {config.vocab_size}, the tokens of this base, "
+                f"got {self.selector_width}"
+            )
         if self.mask_token >= config.vocab_size:
             last = config.vocab_size - 1
             raise UserError(

@@ -205,6 +205,10 @@ def test_taps_are_spread_as_in_the_paper():
         (lambda: DFlash(markov_rank=-1), "markov_rank must be at least 0, got -1"),
         (lambda: DFlash(mask_token=-2), "mask_token must be at least -1, got -2"),
         (
+            lambda: abstract_trainable(DFlash(selector_rank=2, selector_width=17), TINY),
+            "selector_width must be 1 to 16, the tokens of this base, got 17",
+        ),
+        (
             lambda: abstract_trainable(DFlash(mask_token=16), TINY),
             "mask_token must be -1 to 15, the tokens of this base, got 16",
         ),

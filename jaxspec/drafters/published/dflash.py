@@ -53,7 +53,7 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
         blocks.count("mask_token_id", 10**7, 0),
         False,
         shapes.vocab_size,
-        selector_settings(blocks) if second else {},
+        selector_settings(blocks, shapes.vocab_size) if second else {},
     )
     return read_dflash(folder, model, "dflash", said)
 

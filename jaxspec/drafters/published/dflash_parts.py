@@ -75,13 +75,16 @@ def check_plain_embedding(model: Model) -> None:
         raise UserError(f"dflash: {model.name!r} scales its embeddings, which no published form of dflash says")
 
 
-def selector_settings(keys: Keys) -> dict[str, int]:
-    """Settings of `DFlash` for what makes a drafter one of DFlash 2. Raises UserError for a key without a number."""
+def selector_settings(keys: Keys, tokens: int) -> dict[str, int]:
+    """Settings of `DFlash` for what makes a drafter one of DFlash 2, for a base of so many tokens.
+
+    Raises UserError for a key without a number, or with one that is too large.
+    """
     return {
         "convolution": keys.count("conv_kernel_size", 64),
         "convolution_group": keys.count("conv_group_size", 10**5),
         "selector_rank": keys.count("selector_rank", 10**5),
-        "selector_width": keys.count("selector_top_k", 10**5),
+        "selector_width": keys.count("selector_top_k", tokens),
     }
 
 

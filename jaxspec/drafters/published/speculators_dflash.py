@@ -70,22 +70,25 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     block, anchor = keys.count("block_size", 10**4), keys.flag("sample_from_anchor")
     proposed_tokens(keys, kind, block)  # a block says how many it can draft
     ids = layer_ids(f"{keys.where}: {_IDS}", keys.required(_IDS))
+    drafted = keys.count("draft_vocab_size", 10**7)
+    if kind == _DFLASH2 and drafted < shapes.vocab_size:
+        raise keys.error("draft_vocab_size", f"{shapes.vocab_size}: DFlash 2 drafts all tokens")
     said = DescribedBlocks(
         dataclasses.replace(shapes, head_norms=True),  # whichever family the config names
         block,
         check_taps(f"{keys.where}: {_IDS}", ids, ids, model.config.num_layers),
         keys.count("mask_token_id", 10**7, 0),
         anchor,
-        keys.count("draft_vocab_size", 10**7),
-        _heads(kind, keys),
+        drafted,
+        _heads(kind, keys, shapes.vocab_size),
     )
     return read_dflash(folder, model, "speculators", said)
 
 
-def _heads(kind: str, keys: Keys) -> dict[str, Any]:
+def _heads(kind: str, keys: Keys, tokens: int) -> dict[str, Any]:
     """Settings of `DFlash` for what this kind has beside it. Raises UserError for a Markov head that is not vanilla."""
     if kind != _DSPARK:
-        return selector_settings(keys) if kind == _DFLASH2 else {}
+        return selector_settings(keys, tokens) if kind == _DFLASH2 else {}
     rank, confidence = keys.count("markov_rank", 10**5, 0), "none"
     if rank and keys.get("markov_head_type") != "vanilla":
         raise keys.error("markov_head_type", "vanilla: gated and recurrent heads are not supported")
@@ -100,9 +103,10 @@ def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
     shapes, layer = export_layers(method, model)
     kind, own = _written_heads(method)
-    count, V = adapter.info.get("draft_vocabulary", 0), model.config.vocab_size
-    if kind == _DFLASH2 and count:
+    V = model.config.vocab_size
+    if kind == _DFLASH2 and method.vocabulary:
         raise UserError("dflash: DFlash 2 in the form speculators has no vocabulary: it drafts all tokens")
+    count = 0 if kind == _DFLASH2 else adapter.info.get("draft_vocabulary", 0)  # its tables are of all tokens
     tensors = write_tensors(adapter, model, shapes)
     if count:
         ids = adapter.frequent_tokens[:count].astype(np.int64)

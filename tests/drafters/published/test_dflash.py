@@ -214,7 +214,9 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (authors2(), "tensor 'layers.0.attention_conv.base_kernel' is missing"),
         (authors2(output_multiplier=0.5), "dflash_config.'output_multiplier' 0.5 is not known in this form"),
         (authors2(conv_group_size=5), "conv_group_size 5 does not divide the width 32"),
-        (packaged2(selector_top_k=0), "selector_top_k must be a whole number"),
+        (packaged2(selector_top_k=0), "selector_top_k must be a whole number from 1 to 16"),
+        (packaged2(selector_top_k=17), "selector_top_k must be a whole number from 1 to 16, got 17"),
+        (packaged2(draft_vocab_size=4), "draft_vocab_size must be 16: DFlash 2 drafts all tokens, got 4"),
         (packaged2(markov_rank=4), "'markov_rank' 4 is not known in this form"),
         (dspark(markov_head_type="gated"), "markov_head_type must be vanilla: gated .* not supported, got 'gated'"),
         (dspark(), "tensor 'markov_head.markov_w1.weight' is missing"),
@@ -279,11 +281,18 @@ def test_what_a_form_lacks_is_named(tiny, tmp_path, settings, form, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_second_of_the_package_drafts_all_tokens(tiny, tmp_path):
+def test_dflash2_of_the_package_drafts_all_tokens(tiny, tmp_path):
+    """Whatever an adapter drafts by default, unless it has learned few tokens alone."""
     method = dataclasses.replace(EXPORTABLE, convolution=2, selector_rank=4)
-    adapter = Adapter(method, {}, tiny.fingerprint, {"draft_vocabulary": 4})
+    adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {"draft_vocabulary": 4}, np.arange(4))
+    write_published(tmp_path / "out", adapter, tiny, "speculators", "float32")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["draft_vocab_size"] == TOKENS
+    again = only_interpretation(tmp_path / "out", tiny)
+    assert again.frequent_tokens is None
+    jax.tree.map(np.testing.assert_array_equal, again.trainable, adapter.trainable)
+    few = dataclasses.replace(adapter, method=dataclasses.replace(method, vocabulary=4))
     with pytest.raises(UserError, match="DFlash 2 in the form speculators has no vocabulary"):
-        write_published(tmp_path / "out", adapter, tiny, "speculators")
+        write_published(tmp_path / "few", few, tiny, "speculators")
 
 
 def test_the_method_of_a_form_that_several_have(tiny, tmp_path):
