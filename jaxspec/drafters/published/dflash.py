@@ -68,7 +68,7 @@ def _block(keys: Keys, blocks: Keys) -> int:
 
 def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
-    shapes, layer = export_layers(method, model)
+    shapes, layer = export_layers(method, model, "dflash")
     if method.sample_from_anchor:
         raise UserError("dflash: the form dflash has no sample_from_anchor; --form speculators has it")
     for name, off in (("markov_rank", 0), ("confidence_head", "none")):

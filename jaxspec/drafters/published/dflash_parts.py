@@ -13,7 +13,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.drafters.published.dflash_heads import read_heads
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Interpretation
-from jaxspec.drafters.published.imported import make_adapter
+from jaxspec.drafters.published.imported import check_plain, make_adapter
 from jaxspec.drafters.published.layers import layer_tensors
 from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, base_head, is_copy, read_vocabulary
 from jaxspec.errors import UserError
@@ -75,6 +75,15 @@ def check_plain_embedding(model: Model) -> None:
         raise UserError(f"dflash: {model.name!r} scales its embeddings, which no published form of dflash says")
 
 
+def check_plain_logits(method: DFlash, model: Model, form: str) -> None:
+    """Raise UserError for a base that scales or caps its logits, where something is added to those of a drafter.
+
+    Here that is done as the base does it, and published code scales and caps none.
+    """
+    if method.along_paths:
+        check_plain(model, form)
+
+
 def selector_settings(keys: Keys, tokens: int) -> dict[str, int]:
     """Settings of `DFlash` for what makes a drafter one of DFlash 2, for a base of so many tokens.
 
@@ -127,6 +136,7 @@ def read_dflash(folder: PublishedFolder, model: Model, form: str, said: Describe
         vocabulary=0 if frequent is None else len(frequent),
         **said.heads,
     )
+    check_plain_logits(method, model, form)
     if method.convolution and said.shapes.hidden_size % method.convolution_group:
         raise UserError(
             f"{folder.config_file}: conv_group_size {method.convolution_group} does not divide the width "

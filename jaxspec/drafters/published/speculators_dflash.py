@@ -101,7 +101,7 @@ def _heads(kind: str, keys: Keys, tokens: int) -> dict[str, Any]:
 
 def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
-    shapes, layer = export_layers(method, model)
+    shapes, layer = export_layers(method, model, "speculators")
     kind, own = _written_heads(method)
     V = model.config.vocab_size
     if kind == _DFLASH2 and method.vocabulary:

@@ -251,6 +251,26 @@ def test_a_base_that_scales_embeddings_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("config", "form", "terms", "changes"),
+    [
+        (authors2(), "dflash", {"convolution": 2, "selector_rank": 4}, {"logit_scale": 0.5}),
+        (dspark(), "speculators", {"markov_rank": 4, "markov_tables": True}, {"logit_cap": 30.0}),
+    ],
+    ids=["dflash2", "dspark"],
+)
+def test_terms_are_refused_over_a_base_that_changes_logits(tmp_path, config, form, terms, changes):
+    """Published code adds them to logits that are neither scaled nor capped. Without them only ranks count."""
+    base = make_tiny(dataclasses.replace(TINY, **changes))
+    folder, [(name, value)] = published(tmp_path / "in", base, config), changes.items()
+    adapter = Adapter(dataclasses.replace(EXPORTABLE, **terms), {}, base.fingerprint, {})
+    with pytest.raises(UserError, match=f"the form {form} is not for bases with {name} {value}"):
+        only_interpretation(folder, base)
+    with pytest.raises(UserError, match=f"the form {form} is not for bases with {name} {value}"):
+        write_published(tmp_path / "out", adapter, base, form)
+    assert only_interpretation(published(tmp_path / "plain", base, authors()), base).method.name == "dflash"
+
+
+@pytest.mark.parametrize(
     ("settings", "form", "message"),
     [
         ({"from_newest": True}, "dflash", "dflash: from_newest is an option of jaxspec alone"),
