@@ -26,6 +26,8 @@ _DFLASH, _DFLASH2 = "DFlashDraftModel", "DFlash2DraftModel"
 _KEYS = ("architectures", "block_size", "dflash_config", "num_target_layers")
 _OWN_KEYS = ("block_size", "mask_token_id", "target_layer_ids")  # of dflash_config
 _KEYS2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # likewise, of DFlash 2
+# likewise, with the values that change nothing
+_NEUTRAL = {"output_multiplier": 1, "input_embedding_scale": 1, "final_logit_softcapping": 0}
 
 
 def _recognises(config: Mapping[str, Any]) -> bool:
@@ -39,7 +41,8 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     folder.check_keys((*LAYER_KEYS, *_KEYS, *both_ways))
     keys = Keys(folder.config, {}, folder.config_file)
     blocks = keys.part("dflash_config")
-    folder.check_keys((*_OWN_KEYS, *(_KEYS2 if second else ())), blocks.content, "dflash_config.")
+    neutral = (name for name, value in _NEUTRAL.items() if blocks.get(name) == value)
+    folder.check_keys((*_OWN_KEYS, *((*_KEYS2, *neutral) if second else ())), blocks.content, "dflash_config.")
     shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
     check_base(folder, shapes, model, None)
     check_layers(folder, keys.count("num_target_layers", 1000), model)

@@ -37,6 +37,8 @@ from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 slow = pytest.mark.slow
 ANCHORS = [1, 2, 7, 15]
+# as in the config that DFlash 2's authors have published
+WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64, "use_sliding_window": True}
 # What is ours is off: only the layers' shapes and start are not said.
 EXPORTABLE = DFlash(
     block=4,
@@ -213,6 +215,10 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (authors(architectures=["DFlash2DraftModel"]), "key 'conv_kernel_size' is missing"),
         (authors2(), "tensor 'layers.0.attention_conv.base_kernel' is missing"),
         (authors2(output_multiplier=0.5), "dflash_config.'output_multiplier' 0.5 is not known in this form"),
+        (authors2(final_logit_softcapping=30.0), "dflash_config.'final_logit_softcapping' 30.0 is not known"),
+        (authors2(input_embedding_scale=2.0), "dflash_config.'input_embedding_scale' 2.0 is not known"),
+        (authors2(output_multiplier=0.5, final_logit_softcapping=30.0) | WINDOWS, "'output_multiplier' 0.5 is not known"),
+        (authors2() | WINDOWS, "sliding_window 64 is not supported in a drafter"),
         (authors2(conv_group_size=5), "conv_group_size 5 does not divide the width 32"),
         (packaged2(selector_top_k=0), "selector_top_k must be a whole number from 1 to 16"),
         (packaged2(selector_top_k=17), "selector_top_k must be a whole number from 1 to 16, got 17"),
@@ -234,6 +240,12 @@ def test_wrong_configs_are_named(tiny, tmp_path, config, message):
     tensors = make_dflash(packaged() if "transformer_layer_config" in config else authors(), head_of(tiny))
     with pytest.raises(UserError, match=message):
         only_interpretation(save(tmp_path, config, tensors), tiny)
+
+
+def test_keys_that_change_nothing_may_be_there(tiny, tmp_path):
+    neutral = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": None}
+    plain, more = (published(tmp_path / str(i), tiny, authors2(**x)) for i, x in enumerate(({}, neutral)))
+    assert only_interpretation(more, tiny).method == only_interpretation(plain, tiny).method
 
 
 def test_a_confidence_head_that_is_off_has_no_tensors(tiny, tmp_path):
