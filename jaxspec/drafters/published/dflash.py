@@ -49,14 +49,15 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     where = f"{blocks.where}: target_layer_ids"
     ids = layer_ids(where, blocks.required("target_layer_ids"))
     tapped = check_taps(where, ids, [i + 1 for i in ids], model.config.num_layers)  # outputs
+    block = _block(keys, blocks)
     said = DescribedBlocks(
         shapes,
-        _block(keys, blocks),
+        block,
         tapped,
         blocks.count("mask_token_id", 10**7, 0),
         False,
         shapes.vocab_size,
-        selector_settings(blocks, shapes.vocab_size) if second else {},
+        selector_settings(blocks, block, shapes.vocab_size) if second else {},
     )
     return read_dflash(folder, model, "dflash", said)
 

@@ -84,13 +84,13 @@ def check_plain_logits(method: DFlash, model: Model, form: str) -> None:
         check_plain(model, form)
 
 
-def selector_settings(keys: Keys, tokens: int) -> dict[str, int]:
-    """Settings of `DFlash` for what makes a drafter one of DFlash 2, for a base of so many tokens.
+def selector_settings(keys: Keys, block: int, tokens: int) -> dict[str, int]:
+    """Settings of `DFlash` for what makes a drafter one of DFlash 2, with so many rows, for a base of so many tokens.
 
     Raises UserError for a key without a number, or with one that is too large.
     """
     return {
-        "convolution": keys.count("conv_kernel_size", 64),
+        "convolution": keys.count("conv_kernel_size", block),
         "convolution_group": keys.count("conv_group_size", 10**5),
         "selector_rank": keys.count("selector_rank", 10**5),
         "selector_width": keys.count("selector_top_k", tokens),

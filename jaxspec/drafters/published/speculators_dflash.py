@@ -80,15 +80,15 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
         keys.count("mask_token_id", 10**7, 0),
         anchor,
         drafted,
-        _heads(kind, keys, shapes.vocab_size),
+        _heads(kind, keys, block, shapes.vocab_size),
     )
     return read_dflash(folder, model, "speculators", said)
 
 
-def _heads(kind: str, keys: Keys, tokens: int) -> dict[str, Any]:
+def _heads(kind: str, keys: Keys, block: int, tokens: int) -> dict[str, Any]:
     """Settings of `DFlash` for what this kind has beside it. Raises UserError for a Markov head that is not vanilla."""
     if kind != _DSPARK:
-        return selector_settings(keys, tokens) if kind == _DFLASH2 else {}
+        return selector_settings(keys, block, tokens) if kind == _DFLASH2 else {}
     rank, confidence = keys.count("markov_rank", 10**5, 0), "none"
     if rank and keys.get("markov_head_type") != "vanilla":
         raise keys.error("markov_head_type", "vanilla: gated and recurrent heads are not supported")
