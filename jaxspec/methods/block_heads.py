@@ -144,8 +144,18 @@ class BlockHeads(Method):
         """The Markov term behind tokens [...]: [..., V'], or in training without tables [..., D]."""
         return product(self._before_token(trainable, base, tokens), trainable["markov"]["after"]["kernel"])
 
+    def best(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The largest of logits [..., V'] and their places, [..., k + 1]: what a selector ranks anew, and one more."""
+        return best_of(logits, min(self.selector_width + 1, logits.shape[-1]))
+
     def selected(
-        self, trainable: PyTree, base: Base, logits: jax.Array, states: jax.Array, tokens: jax.Array
+        self,
+        trainable: PyTree,
+        base: Base,
+        logits: jax.Array,
+        states: jax.Array,
+        tokens: jax.Array,
+        best: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
         """Logits with a row's best tokens ranked anew, and all others behind the last of these, in their own order.
 
@@ -158,6 +168,7 @@ class BlockHeads(Method):
           logits: [B, ..., V'], finished; one row may stand for several tokens, as may one state.
           states: [B, ..., D].
           tokens: [B, ...] int32, before those that are predicted.
+          best: what `best` says of the logits, if that is worked out already.
 
         Returns:
           [B, ..., V'], a row for each of `tokens`.
@@ -166,14 +177,14 @@ class BlockHeads(Method):
             return logits
         params = trainable["selector"]
         width = min(self.selector_width, logits.shape[-1])
-        top, places = best_of(logits, min(width + 1, logits.shape[-1]))
+        top, places = self.best(logits) if best is None else best
         old, places = top[..., :width], places[..., :width]  # [B, ..., k]
         candidates = params["candidate"][places if self.vocabulary else base.draft_ids(places)]  # [B, ..., k, r]
         pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(old.dtype)
-        best = old + jnp.sum(pair[..., None, :] * candidates, axis=-1)
+        new = old + jnp.sum(pair[..., None, :] * candidates, axis=-1)
         first = top[..., width:] if width < logits.shape[-1] else jnp.full_like(old[..., :1], -jnp.inf)
-        others = logits - _overtaking(first, old, best)
-        return jnp.put_along_axis(others, jnp.broadcast_to(places, best.shape), best, axis=-1, inplace=False)
+        others = logits - _overtaking(first, old, new)
+        return jnp.put_along_axis(others, jnp.broadcast_to(places, new.shape), new, axis=-1, inplace=False)
 
     def log_odds(self, trainable: PyTree, base: Base, states: jax.Array, tokens: jax.Array) -> jax.Array:
         """The log-odds [B, ...] that a token drawn behind `tokens` is taken; of states [B, ..., D] as `selected`."""
@@ -249,11 +260,18 @@ class BlockHeads(Method):
             scale = chances(states, jnp.zeros(states.shape[:2], jnp.int32))  # whatever the tokens are
             return offer.replace(log_p=offer.log_p + scale[..., None])
 
+        if not self.markov_rank:  # rows do not depend on the tokens before, nor do their best ones
+            logits = base.finished(products)
+            best = self.best(logits)
+
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
-            rows, tokens = products[:, parents.level, None], parents.tokens  # [B, 1, V'], [B, W]
-            if self.markov_rank:
-                rows = rows + self.term(trainable, base, tokens)  # of products, as in training
-            return self.selected(trainable, base, base.finished(rows), states[:, parents.level, None], tokens), None
+            level, tokens = parents.level, parents.tokens  # [B, W]
+            row = states[:, level, None]
+            if self.markov_rank:  # a term of products, as in training
+                rows = base.finished(products[:, level, None] + self.term(trainable, base, tokens))
+                return self.selected(trainable, base, rows, row, tokens), None
+            rows, ranked = jax.tree.map(lambda x: x[:, level, None], (logits, best))
+            return self.selected(trainable, base, rows, row, tokens, ranked), None
 
         def chance(parents: Parents) -> jax.Array:
             return chances(states[:, parents.level, None], parents.tokens)
@@ -262,16 +280,16 @@ class BlockHeads(Method):
         return offer_levels(context, expand, best=not context.fixed, chance=scale)
 
 
-def _overtaking(first: jax.Array, old: jax.Array, best: jax.Array) -> jax.Array:
+def _overtaking(first: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     """What the other logits of a row must lose to stay behind its best ones, [B, ..., 1]: a constant in gradients.
 
     Args:
       first: [B, ..., 1], the largest of the others.
       old: [B, ..., k], the best ones.
-      best: [B, ..., k], what they are now.
+      new: [B, ..., k], what they are now.
     """
-    last = jnp.min(best, axis=-1, keepdims=True)
+    last = jnp.min(new, axis=-1, keepdims=True)
     ahead = first - last
-    moved = jnp.any(best != old, axis=-1, keepdims=True)
-    margin = 4 * jnp.finfo(best.dtype).eps * (jnp.abs(last) + jnp.maximum(ahead, 0) + 1)  # above what is rounded
+    moved = jnp.any(new != old, axis=-1, keepdims=True)
+    margin = 4 * jnp.finfo(new.dtype).eps * (jnp.abs(last) + jnp.maximum(ahead, 0) + 1)  # above what is rounded
     return jax.lax.stop_gradient(jnp.where(moved & (ahead >= 0), ahead + margin, 0))
