@@ -249,13 +249,14 @@ class BlockHeads(Method):
         """The candidates behind the rows of a block [B, M', D]; level by level where they depend on their path."""
         base, trainable = context.base, context.trainable
         products = base.draft_products(states)  # [B, M', V']
+        asked = self.confidence_head != "none" and not context.fixed  # a fixed tree does not ask for chances
 
         def chances(states: jax.Array, tokens: jax.Array) -> jax.Array:
             return jax.nn.log_sigmoid(self.log_odds(trainable, base, states, tokens))
 
         if not self.along_paths:
             offer = offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
-            if self.confidence_head == "none":
+            if not asked:
                 return offer
             scale = chances(states, jnp.zeros(states.shape[:2], jnp.int32))  # whatever the tokens are
             return offer.replace(log_p=offer.log_p + scale[..., None])
@@ -276,8 +277,7 @@ class BlockHeads(Method):
         def chance(parents: Parents) -> jax.Array:
             return chances(states[:, parents.level, None], parents.tokens)
 
-        scale = None if self.confidence_head == "none" else chance
-        return offer_levels(context, expand, best=not context.fixed, chance=scale)
+        return offer_levels(context, expand, best=not context.fixed, chance=chance if asked else None)
 
 
 def _overtaking(first: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:

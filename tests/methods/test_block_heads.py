@@ -88,29 +88,32 @@ def test_a_tie_with_the_last_of_the_best(tiny):
 
 @pytest.mark.parametrize("head", ["state", "markov"])
 def test_chances_are_scaled_by_the_confidence_head(tiny, head):
-    """Of every candidate by that of the row that predicts it, behind the token before."""
+    """Of every candidate by that of the row that predicts it, behind the token before. A fixed tree does not ask."""
     rank = 4 * (head == "markov")
     method = dataclasses.replace(BLOCK, markov_rank=rank, confidence_head=head)
     trainable = method.prepare(trained(method, tiny.base), tiny.base)
-    states, tree = jax.random.normal(jax.random.key(0), (1, 3, 32)), batched(from_paths(PATHS).arrays(0))
+    states, tree = jax.random.normal(jax.random.key(0), (1, 3, 32)), batched(from_paths(PATHS[:-1]).arrays(0))
 
     @quick_jit
     def offers(trainable, base):
-        def offer(method):
-            context = drafting_of(jax.tree.map(lambda x: x[:, 0], tree), [3], [5], trainable, base, width=4)
+        def offer(method, fixed):
+            rows = jax.tree.map(lambda x: x[:, 0], tree)
+            context = drafting_of(rows, [3], [5], trainable, base, width=4, fixed=fixed)
             return method.offer_behind(context, states)
 
-        return offer(method), offer(dataclasses.replace(method, confidence_head="none"))
+        without = dataclasses.replace(method, confidence_head="none")
+        return offer(method, False), offer(without, False), offer(method, True), offer(without, True)
 
-    scaled, plain = offers(trainable, tiny.base)
+    scaled, plain, *fixed = offers(trainable, tiny.base)
+    np.testing.assert_array_equal(*(offer.log_p for offer in fixed))
     odds = quick_jit(method.log_odds)
     if head == "state":
         np.testing.assert_array_equal(scaled.tokens, plain.tokens)
         factor = jax.nn.sigmoid(odds(trainable, tiny.base, states, jnp.zeros((1, 3), jnp.int32)))[..., None]
         np.testing.assert_allclose(jnp.exp(scaled.log_p), factor * jnp.exp(plain.log_p), rtol=1e-4)
         return
-    scaled, plain = paths_of(scaled, 3), paths_of(plain, 3)
-    assert scaled.keys() == plain.keys() and {len(path) for path in plain} == {1, 2, 3}
+    scaled, plain = paths_of(scaled, 2), paths_of(plain, 2)
+    assert scaled.keys() == plain.keys() and {len(path) for path in plain} == {1, 2}
     for path in plain:
         before = jnp.array([[path[-2] if len(path) > 1 else 3]])
         row = states[:, len(path) - 1, None]
