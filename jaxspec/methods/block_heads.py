@@ -251,15 +251,15 @@ class BlockHeads(Method):
         products = base.draft_products(states)  # [B, M', V']
         asked = self.confidence_head != "none" and not context.fixed  # a fixed tree does not ask for chances
 
-        def chances(states: jax.Array, tokens: jax.Array) -> jax.Array:
+        def log_chance(states: jax.Array, tokens: jax.Array) -> jax.Array:
             return jax.nn.log_sigmoid(self.log_odds(trainable, base, states, tokens))
 
         if not self.along_paths:
             offer = offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
             if not asked:
                 return offer
-            scale = chances(states, jnp.zeros(states.shape[:2], jnp.int32))  # whatever the tokens are
-            return offer.replace(log_p=offer.log_p + scale[..., None])
+            factor = log_chance(states, jnp.zeros(states.shape[:2], jnp.int32))  # whatever the tokens are
+            return offer.replace(log_p=offer.log_p + factor[..., None])
 
         if not self.markov_rank:  # rows do not depend on the tokens before, nor do their best ones
             logits = base.finished(products)
@@ -274,10 +274,10 @@ class BlockHeads(Method):
             rows, ranked = jax.tree.map(lambda x: x[:, level, None], (logits, best))
             return self.selected(trainable, base, rows, row, tokens, ranked), None
 
-        def chance(parents: Parents) -> jax.Array:
-            return chances(states[:, parents.level, None], parents.tokens)
+        def log_factor(parents: Parents) -> jax.Array:
+            return log_chance(states[:, parents.level, None], parents.tokens)
 
-        return offer_levels(context, expand, best=not context.fixed, chance=chance if asked else None)
+        return offer_levels(context, expand, best=not context.fixed, log_factor=log_factor if asked else None)
 
 
 def _overtaking(first: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
