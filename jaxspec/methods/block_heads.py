@@ -228,7 +228,7 @@ class BlockHeads(Method):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The mean over all targets of all distances, weighted as `alignment`, `labels` and `decay` say.
 
-        With a confidence head also its cross-entropy with the chances themselves.
+        With a confidence head also its cross-entropy with the chances themselves; the means of both are metrics.
         """
         states, before, frozen = self.text_blocks(trainable, base, batch)
         student, distances = self._logits(trainable, base, states, before), np.arange(1, self.distances + 1)
@@ -240,8 +240,12 @@ class BlockHeads(Method):
         source = jnp.minimum(batch.points[..., None] + distances, batch.tokens.shape[1] - 2)
         taken = jax.lax.stop_gradient(overlap(student, base, frozen, source))
         odds, weights = self.log_odds(trainable, base, states, before), targets(batch, distances)
-        each = (jax.nn.softplus(odds) - taken * odds) * weights * self.decay ** (distances - 1)
-        return loss + jnp.sum(each) / jnp.maximum(jnp.sum(weights), 1), metrics
+
+        def mean(each: jax.Array) -> jax.Array:
+            return jnp.sum(each * weights) / jnp.maximum(jnp.sum(weights), 1)
+
+        more = mean((jax.nn.softplus(odds) - taken * odds) * self.decay ** (distances - 1))
+        return loss + more, metrics | {"confidence": mean(jax.nn.sigmoid(odds)), "overlap": mean(taken)}
 
     # Decoding
 

@@ -131,10 +131,11 @@ def test_a_confidence_head_learns_the_chance_to_be_taken(tiny):
         states, before, frozen = method.text_blocks(trainable, base, batch)
         plain = dataclasses.replace(method, confidence_head="none")
         parts = method.predictions(trainable, base, batch), frozen, method.log_odds(trainable, base, states, before)
-        return method.loss(trainable, base, batch)[0] - plain.loss(trainable, base, batch)[0], parts
+        loss, metrics = method.loss(trainable, base, batch)
+        return loss - plain.loss(trainable, base, batch)[0], metrics, parts
 
-    more, (logits, frozen, odds) = run(trainable, tiny.base)
-    expected, count = 0.0, 0
+    more, metrics, (logits, frozen, odds) = run(trainable, tiny.base)
+    expected, count, chances, overlaps = 0.0, 0, [], []
     for group, point in enumerate((3, 8)):
         for place, distance in enumerate((1, 2, 3)):
             if point + distance + 1 < 12:
@@ -142,7 +143,10 @@ def test_a_confidence_head_learns_the_chance_to_be_taken(tiny):
                 taken, chance = jnp.minimum(p, jax.nn.softmax(q)).sum(), jax.nn.sigmoid(odds[0, group, place])
                 entropy = -taken * jnp.log(chance) - (1 - taken) * jnp.log(1 - chance)
                 expected, count = expected + 0.8**place * entropy, count + 1
+                chances, overlaps = [*chances, chance], [*overlaps, taken]
     assert count == 5 and float(more) == pytest.approx(float(expected) / 5, rel=1e-4)
+    found = [metrics["confidence"], metrics["overlap"]]
+    np.testing.assert_allclose(found, [np.mean(chances), np.mean(overlaps)], rtol=1e-4)
 
 
 @pytest.mark.slow
