@@ -6,8 +6,8 @@
     + (before[t] * (h @ state)) . candidate[c]                       DFlash 2: a selector, of the row's best tokens c
     sigmoid([h, before(t)] @ kernel + bias)                          DSpark: the chance that a token drawn is taken
 
-The first two begin as zero. Where either is there, drafts are made level by level. What a method says for itself is
-how the rows of a block come to their states.
+The Markov term and the selector begin as zero, the chance as .98 of every row. Where either of the first two is there,
+drafts are made level by level. What a method says for itself is how the rows of a block come to their states.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from jaxspec.methods.losses import check_weights, future_loss, overlap, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.dtypes import wide
+
+_SURE = 4.0  # log-odds that a confidence head begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ class BlockHeads(Method):
             }
         if self.confidence_head != "none":
             read = D + self.markov_rank * (self.confidence_head == "markov")
-            heads["confidence"] = {"kernel": jnp.zeros((read, 1)), "bias": jnp.zeros(1)}
+            heads["confidence"] = {"kernel": jnp.zeros((read, 1)), "bias": jnp.full(1, _SURE)}
         return heads
 
     @property

@@ -47,6 +47,15 @@ def test_at_first_nothing_is_changed(tiny):
     np.testing.assert_array_equal(plain, second)
 
 
+def test_at_first_a_confidence_head_doubts_little(tiny):
+    """Whatever the row: or every draft would be thought worth half of what it is."""
+    method = dataclasses.replace(BLOCK, confidence_head="state")
+    head = {"confidence": method.init_heads(jax.random.key(0), tiny.base)["confidence"]}
+    states, before = jax.random.normal(jax.random.key(1), (1, 3, 32)), jnp.zeros((1, 3), jnp.int32)
+    odds = method.log_odds(head, tiny.base, states, before)
+    np.testing.assert_allclose(jax.nn.sigmoid(odds), 0.982, atol=1e-3)
+
+
 @pytest.mark.parametrize("vocabulary", [0, 6])
 def test_a_selector_ranks_the_best_anew(tiny, vocabulary):
     """By the token before and the row's state. All others stay behind these, of which one may fall far."""
