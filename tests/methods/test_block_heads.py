@@ -19,7 +19,7 @@ from tests.helpers.model import quick_jit
 from tests.helpers.tiny import make_prompts
 
 BLOCK = DFlash(block=3, layers=1, tapped=(1, 3))
-SECOND = dataclasses.replace(BLOCK, convolution=2, convolution_group=8, selector_rank=4, selector_width=3)
+DFLASH2 = dataclasses.replace(BLOCK, convolution=2, convolution_group=8, selector_rank=4, selector_width=3)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
 
@@ -43,8 +43,8 @@ def test_at_first_nothing_is_changed(tiny):
     """Bit for bit, with fewer candidates than there are tokens."""
     batch = batch_of(sequence(tiny, 24), [[4, 6, 12]])
     key = jax.random.key(0)
-    plain, second = (predict(method, method.init(key, tiny.base), tiny.base, batch) for method in (BLOCK, SECOND))
-    np.testing.assert_array_equal(plain, second)
+    plain, dflash2 = (predict(method, method.init(key, tiny.base), tiny.base, batch) for method in (BLOCK, DFLASH2))
+    np.testing.assert_array_equal(plain, dflash2)
 
 
 def test_at_first_a_confidence_head_doubts_little(tiny):
@@ -61,7 +61,7 @@ def test_a_selector_ranks_the_best_anew(tiny, vocabulary):
     """By the token before and the row's state. All others stay behind these, of which one may fall far."""
     rng = np.random.default_rng(1)
     base = tiny.base.drafting(jnp.array([7, 0, 3, 12, 5, 9])) if vocabulary else tiny.base
-    method = dataclasses.replace(SECOND, vocabulary=vocabulary)
+    method = dataclasses.replace(DFLASH2, vocabulary=vocabulary)
     count = vocabulary or 16
     before, candidate, state = of_few(rng, 16, 4), of_few(rng, count, 4), of_few(rng, 32, 4)
     params = {"selector": {"before": before, "candidate": candidate, "state": {"kernel": state}}}
@@ -205,6 +205,6 @@ def test_groups_must_divide_the_width(tiny):
 
 
 def test_a_selector_of_few_tokens_drafts_no_others(tiny):
-    method = dataclasses.replace(SECOND, vocabulary=6)
+    method = dataclasses.replace(DFLASH2, vocabulary=6)
     with pytest.raises(UserError, match="its selector is for 6 tokens: draft-vocabulary must be 1 to 6, not 0, all"):
         method.prepare(trained(method, tiny.base), tiny.base)

@@ -24,12 +24,12 @@ from tests.helpers.tiny import TINY, make_prompts
 PLAIN = DFlash(block=4, layers=2, tapped=(1, 3), sample_from_anchor=False, from_newest=False, head_norms=True)
 MARKOV = DFlash(block=3, layers=2, tapped=(1, 3), markov_rank=4)
 TABLES = dataclasses.replace(MARKOV, markov_tables=True, confidence_head="markov")
-SECOND = DFlash(block=3, layers=2, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=5)
+DFLASH2 = DFlash(block=3, layers=2, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=5)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]
 PROMPTS = make_prompts(2)
 
 both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.slow), MARKOV], ids=settings)
-every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, SECOND], ids=settings)
+every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, DFLASH2], ids=settings)
 
 
 def run(method, tiny, paths, steps, chunk=8):
@@ -153,7 +153,7 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
         dataclasses.replace(PLAIN, start="random", mask_token=15),
         dataclasses.replace(MARKOV, alignment=1.0),
         TABLES,
-        SECOND,
+        DFLASH2,
     ],
     ids=settings,
 )

@@ -68,9 +68,9 @@ def published(folder, model, config, dtype=np.float16):
     [
         pytest.param(authors(), lambda x: x, id="authors"),
         pytest.param(packaged({"attention_bias": True}), fused, id="speculators"),
-        pytest.param(packaged2(), lambda x: x, id="second"),
-        pytest.param(authors2(conv_kernel_size=3), lambda x: x, id="second_authors", marks=slow),
-        pytest.param(packaged2(sample_from_anchor=True), lambda x: x, id="second_anchor", marks=slow),
+        pytest.param(packaged2(), lambda x: x, id="dflash2"),
+        pytest.param(authors2(conv_kernel_size=3), lambda x: x, id="dflash2_authors", marks=slow),
+        pytest.param(packaged2(sample_from_anchor=True), lambda x: x, id="dflash2_anchor", marks=slow),
         pytest.param(dspark(), lambda x: x, id="dspark"),
         pytest.param(dspark(confidence_head_with_markov=False), lambda x: x, id="dspark_state", marks=slow),
         pytest.param(dspark(sample_from_anchor=False), lambda x: x, id="dspark_behind_anchor", marks=slow),
