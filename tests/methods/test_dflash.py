@@ -32,10 +32,11 @@ both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.
 every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, DFLASH2], ids=settings)
 
 
-def run(method, tiny, paths, steps, chunk=8):
+def run(method, tiny, paths, steps, chunk=8, trainable=None):
     """The state after some steps, the prompts read in chunks."""
     model = dataclasses.replace(tiny, eos=())
-    drafter = untrained_drafter(method, model, from_paths(paths), trained(method, model.base))
+    trainable = trained(method, model.base) if trainable is None else trainable
+    drafter = untrained_drafter(method, model, from_paths(paths), trainable)
     decoding, state = begin(drafter, PROMPTS, 40, chunk=chunk)
     return decode(decoding, state, np.int32(steps))
 
@@ -66,6 +67,17 @@ def check_draft(method, predicts, tiny, paths, steps=3):
 @every
 def test_the_draft_is_what_training_would_predict(tiny, method):
     check_draft(method, method, tiny, PATHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [MARKOV, DFLASH2], ids=settings)
+def test_at_first_drafts_are_those_of_a_plain_block(tiny, method):
+    """What is added changes nothing before it is trained, though drafts are made level by level."""
+    drafts = []
+    for each in (DFlash(block=3, layers=2, tapped=(1, 3)), method):
+        trainable = jax.jit(lambda base, each=each: each.init(jax.random.key(0), base))(tiny.base)
+        drafts.append(np.asarray(run(each, tiny, PATHS, 4, trainable=trainable).draft.tokens))
+    np.testing.assert_array_equal(*drafts)
 
 
 @pytest.mark.slow

@@ -126,17 +126,36 @@ def test_a_round_trip_is_bit_for_bit(tiny, tmp_path, form, config, dtype):
     assert only_interpretation(tmp_path / "out", tiny).method == adapter.method
 
 
-def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "form", "keys"),
+    [
+        ({}, "dflash", {"mask_token_id": MASK, "target_layer_ids": [0, 1]}),
+        (
+            {"convolution": 3, "convolution_group": 8, "selector_rank": 4, "selector_width": 5},
+            "dflash",
+            {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 5},
+        ),
+        (
+            {"markov_rank": 4, "markov_tables": True, "confidence_head": "markov", "sample_from_anchor": True},
+            "speculators",
+            {"markov_rank": 4, "enable_confidence_head": True, "confidence_head_with_markov": True},
+        ),
+    ],
+    ids=["dflash", "dflash2", "dspark"],
+)
+def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path, changes, form, keys):
     """Its layers' shapes are its own then."""
-    adapter = Adapter(EXPORTABLE, trained(EXPORTABLE, tiny.base), tiny.fingerprint, {})
-    write_published(tmp_path / "out", adapter, tiny, "dflash", "float32")
+    method = dataclasses.replace(EXPORTABLE, **changes)
+    adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {})
+    write_published(tmp_path / "out", adapter, tiny, form, "float32")
     again = only_interpretation(tmp_path / "out", tiny)
     jax.tree.map(np.testing.assert_array_equal, again.trainable, adapter.trainable)
-    assert again.method.layer_shapes(tiny.config) == dataclasses.replace(TINY, head_norms=True, num_layers=2)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dflash_config"] == {
-        "mask_token_id": MASK,
-        "target_layer_ids": [0, 1],
-    }
+    shapes = dataclasses.replace(TINY, head_norms=True, num_layers=2)
+    assert again.method == dataclasses.replace(method, shapes=again.method.shapes, head_norms=again.method.head_norms)
+    assert again.method.layer_shapes(tiny.config) == shapes
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = config.get("dflash_config", config)
+    assert {key: config[key] for key in keys} == keys
 
 
 @slow
