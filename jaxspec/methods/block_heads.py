@@ -25,6 +25,7 @@ from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.decoding.method import Batch, Method, check_decay, check_least
 from jaxspec.errors import UserError
+from jaxspec.methods.block_selector import reranked
 from jaxspec.methods.losses import check_weights, future_loss, overlap, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
@@ -161,9 +162,6 @@ class BlockHeads(Method):
     ) -> jax.Array:
         """Logits with a row's best tokens ranked anew, and all others behind the last of these, in their own order.
 
-        Where one of the others would come before it, they all lose the same amount. Nothing changes, to the last bit,
-        where the selector adds nothing.
-
         Args:
           trainable: the pytree.
           base: the frozen decoder.
@@ -178,15 +176,11 @@ class BlockHeads(Method):
         if not self.selector_rank:
             return logits
         params = trainable["selector"]
-        width = min(self.selector_width, logits.shape[-1])
         top, places = self.best(logits) if best is None else best
-        old, places = top[..., :width], places[..., :width]  # [B, ..., k]
-        candidates = params["candidate"][places if self.vocabulary else base.draft_ids(places)]  # [B, ..., k, r]
-        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(old.dtype)
-        new = old + jnp.sum(pair[..., None, :] * candidates, axis=-1)
-        first = top[..., width:] if width < logits.shape[-1] else jnp.full_like(old[..., :1], -jnp.inf)
-        others = logits - _overtaking(first, old, new)
-        return jnp.put_along_axis(others, jnp.broadcast_to(places, new.shape), new, axis=-1, inplace=False)
+        ranked = places[..., : self.selector_width]  # [B, ..., k]
+        candidates = params["candidate"][ranked if self.vocabulary else base.draft_ids(ranked)]  # [B, ..., k, r]
+        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(top.dtype)
+        return reranked(logits, top, places, jnp.sum(pair[..., None, :] * candidates, axis=-1))
 
     def log_odds(self, trainable: PyTree, base: Base, states: jax.Array, tokens: jax.Array) -> jax.Array:
         """The log-odds [B, ...] that a token drawn behind `tokens` is taken; of states [B, ..., D] as `selected`."""
@@ -284,18 +278,3 @@ class BlockHeads(Method):
             return log_chance(states[:, parents.level, None], parents.tokens)
 
         return offer_levels(context, expand, best=not context.fixed, log_factor=log_factor if asked else None)
-
-
-def _overtaking(first: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    """What the other logits of a row must lose to stay behind its best ones, [B, ..., 1]: a constant in gradients.
-
-    Args:
-      first: [B, ..., 1], the largest of the others.
-      old: [B, ..., k], the best ones.
-      new: [B, ..., k], what they are now.
-    """
-    last = jnp.min(new, axis=-1, keepdims=True)
-    ahead = first - last
-    moved = jnp.any(new != old, axis=-1, keepdims=True)
-    margin = 4 * jnp.finfo(new.dtype).eps * (jnp.abs(last) + jnp.maximum(ahead, 0) + 1)  # above what is rounded
-    return jax.lax.stop_gradient(jnp.where(moved & (ahead >= 0), ahead + margin, 0))
