@@ -236,7 +236,10 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (authors2(output_multiplier=0.5), "dflash_config.'output_multiplier' 0.5 is not known in this form"),
         (authors2(final_logit_softcapping=30.0), "dflash_config.'final_logit_softcapping' 30.0 is not known"),
         (authors2(input_embedding_scale=2.0), "dflash_config.'input_embedding_scale' 2.0 is not known"),
-        (authors2(output_multiplier=0.5, final_logit_softcapping=30.0) | WINDOWS, "'output_multiplier' 0.5 is not known"),
+        (
+            authors2(output_multiplier=0.5, final_logit_softcapping=30.0) | WINDOWS,
+            "'output_multiplier' 0.5 is not known",
+        ),
         (authors2() | WINDOWS, "sliding_window 64 is not supported in a drafter"),
         (authors2(conv_kernel_size=5), "dflash_config: conv_kernel_size must be a whole number from 1 to 4, got 5"),
         (authors2(conv_group_size=5), "conv_group_size 5 does not divide the width 32"),
