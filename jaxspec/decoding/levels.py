@@ -47,11 +47,15 @@ class Parents:
 
 
 Expand = Callable[[Parents, Sequence[Any]], tuple[jax.Array, Any]]
-Chance = Callable[[Parents], jax.Array]
+LogFactor = Callable[[Parents], jax.Array]
 
 
 def offer_levels(
-    context: DraftContext, expand: Expand, best: bool = False, confidence: float = 0.0, chance: Chance | None = None
+    context: DraftContext,
+    expand: Expand,
+    best: bool = False,
+    confidence: float = 0.0,
+    log_factor: LogFactor | None = None,
 ) -> Offer:
     """Level by level along the tree.
 
@@ -63,7 +67,7 @@ def offer_levels(
         tree's own (EAGLE-2, section 4.1): for drafts that do not keep to the tree.
       confidence: of these only those whose whole path is more probable than this; below the root, a level without any
         is not expanded, unless its rows are free.
-      chance: of the nodes of a level to the log of a factor [B, W] of the chances of all that follows each; None: 1.
+      log_factor: of the nodes of a level to the log of a factor [B, W] of the chances of what follows each; None: 1.
     """
     tree, B, K = context.tree, len(context.root), min(context.width, context.base.num_drafts)
     rows, has_children = jnp.arange(B)[:, None], _has_children(tree)
@@ -79,17 +83,18 @@ def offer_levels(
             known = log_p > least
         else:
             expands = has_children & (tree.depth == level)
-            parents = _nodes(expands, width)  # [B, W]
-            above = jnp.take_along_axis(place, parents, axis=1)
+            expanding = _nodes(expands, width)  # [B, W]
+            above = jnp.take_along_axis(place, expanding, axis=1)
             known = jnp.arange(width) < jnp.sum(expands, axis=1)[:, None]
         W, path, ancestors = above.shape[1], paths[rows, above], lineages[rows, above]
-        run = functools.partial(expand, Parents(path, ancestors, known, level), tuple(expanded))
+        parents = Parents(path, ancestors, known, level)
+        run = functools.partial(expand, parents, tuple(expanded))
         may_be_skipped = best and level and confidence and known.size > context.free_rows
         logits, needed = run_if(jnp.any(known), run) if may_be_skipped else run()
         expanded.append(needed)
         tokens, log_p, q = rank(context, logits, context.position[:, None] + level + 1)
-        if chance is not None:
-            log_p += chance(Parents(path, ancestors, known, level))[..., None]
+        if log_factor is not None:
+            log_p += log_factor(parents)[..., None]
         follows = jnp.broadcast_to(path[:, :, None], (B, W, K, level + 1))
         paths = jnp.concatenate([follows, tokens[..., None]], axis=-1).reshape(B, W * K, level + 2)
         lineage = jnp.broadcast_to(jnp.arange(W, dtype=jnp.int32)[:, None], (B, W, 1))
@@ -101,7 +106,7 @@ def offer_levels(
         log_q.append(q)
         drawn_before += W
         if not best:
-            number = jnp.argmax(parents[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
+            number = jnp.argmax(expanding[:, None] == tree.parent[..., None], axis=-1)  # [B, N], of each node's parent
             place = jnp.where(tree.depth == level + 1, number * K + jnp.minimum(tree.rank, K - 1), place)
     most = max(level[0].shape[1] for level in levels)
     tokens, known, log_p, parent, drawn_from = (

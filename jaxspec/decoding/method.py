@@ -242,6 +242,13 @@ class Method:
         """Logits [B, G, M, V] of the drafter at every insertion point, for evaluation; arguments as in `loss`."""
         raise TypeError(f"{self.name} predicts nothing ahead")
 
+    def predictions_and_factors(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """`predictions`, and what the method adds to the log-probabilities that they say, [B, G, M, 1].
+
+        Decoding offers the sum, where drafts are chosen per step. By default 0, [].
+        """
+        return self.predictions(trainable, base, batch), jnp.zeros(())
+
     def finalize(self, trainable: PyTree, base: Base) -> Finalized:
         """The result of training. Most methods leave settings, pytree and base as they are."""
         return Finalized(self, trainable, base)

@@ -4,10 +4,10 @@
     logits(h)                                                        DFlash: all candidates of a row, whatever t is
     + before(t) @ after                                              DSpark: a Markov term, of all tokens
     + (before[t] * (h @ state)) . candidate[c]                       DFlash 2: a selector, of the row's best tokens c
-    sigmoid([h, before(t)] @ kernel + bias)                          DSpark: the chance that a drawn candidate is taken
+    sigmoid([h, before(t)] @ kernel + bias)                          DSpark: the chance that a token drawn is taken
 
-The first two begin as zero. Where either is there, drafts are made level by level. What a method says for itself is
-how the rows of a block come to their states.
+The Markov term and the selector begin as zero, the chance as .98 of every row. Where either of the first two is there,
+drafts are made level by level. What a method says for itself is how the rows of a block come to their states.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ from jaxspec.decoding.draft import DraftContext, Offer, PyTree, offer_ranked
 from jaxspec.decoding.levels import Parents, offer_levels
 from jaxspec.decoding.method import Batch, Method, check_decay, check_least
 from jaxspec.errors import UserError
+from jaxspec.methods.block_selector import reranked
 from jaxspec.methods.losses import check_weights, future_loss, overlap, targets
 from jaxspec.model.base import Base
 from jaxspec.model.blocks import product
 from jaxspec.model.dtypes import wide
+
+_SURE = 4.0  # log-odds that a confidence head begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,9 @@ class BlockHeads(Method):
         stand between the base's embeddings and its vocabulary projection, which are much smaller.
       selector_rank: r of the selector, two tables with a row for every token; 0 leaves it out.
       selector_width: how many of a row's best tokens it ranks anew. The others stay behind these.
-      confidence_head: what the chance of a candidate is told by: the row's state, or also the Markov term's row for
-        the token before. It counts where drafts are chosen per step.
+      confidence_head: what tells the chance that rejection sampling takes a token drawn from the row at temperature 1:
+        the row's state, or also the Markov term's row for the token before. Where drafts are chosen per step it is a
+        factor of the chances of all candidates of the row.
       alignment: weight in the loss of the divergence from the base's own distribution.
       labels: weight of the cross-entropy of the text.
       decay: the weight of distance d in the loss is decay ** (d - 1); exp(-1 / g) in the paper's terms.
@@ -106,7 +110,7 @@ class BlockHeads(Method):
             }
         if self.confidence_head != "none":
             read = D + self.markov_rank * (self.confidence_head == "markov")
-            heads["confidence"] = {"kernel": jnp.zeros((read, 1)), "bias": jnp.zeros(1)}
+            heads["confidence"] = {"kernel": jnp.zeros((read, 1)), "bias": jnp.full(1, _SURE)}
         return heads
 
     @property
@@ -143,10 +147,20 @@ class BlockHeads(Method):
         """The Markov term behind tokens [...]: [..., V'], or in training without tables [..., D]."""
         return product(self._before_token(trainable, base, tokens), trainable["markov"]["after"]["kernel"])
 
+    def best(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The largest of logits [..., V'] and their places, [..., k + 1]: what a selector ranks anew, and one more."""
+        return best_of(logits, min(self.selector_width + 1, logits.shape[-1]))
+
     def selected(
-        self, trainable: PyTree, base: Base, logits: jax.Array, states: jax.Array, tokens: jax.Array
+        self,
+        trainable: PyTree,
+        base: Base,
+        logits: jax.Array,
+        states: jax.Array,
+        tokens: jax.Array,
+        best: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
-        """Logits with a row's best tokens ranked anew, and none of the others above the last of these.
+        """Logits with a row's best tokens ranked anew, and all others behind the last of these, in their own order.
 
         Args:
           trainable: the pytree.
@@ -154,6 +168,7 @@ class BlockHeads(Method):
           logits: [B, ..., V'], finished; one row may stand for several tokens, as may one state.
           states: [B, ..., D].
           tokens: [B, ...] int32, before those that are predicted.
+          best: what `best` says of the logits, if that is worked out already.
 
         Returns:
           [B, ..., V'], a row for each of `tokens`.
@@ -161,15 +176,14 @@ class BlockHeads(Method):
         if not self.selector_rank:
             return logits
         params = trainable["selector"]
-        best, places = best_of(logits, min(self.selector_width, logits.shape[-1]))  # [B, ..., k]
-        candidates = params["candidate"][places if self.vocabulary else base.draft_ids(places)]  # [B, ..., k, r]
-        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(best.dtype)
-        best = best + jnp.sum(pair[..., None, :] * candidates, axis=-1)
-        others = jnp.minimum(logits, jnp.min(best, axis=-1, keepdims=True))
-        return jnp.put_along_axis(others, jnp.broadcast_to(places, best.shape), best, axis=-1, inplace=False)
+        top, places = self.best(logits) if best is None else best
+        ranked = places[..., : self.selector_width]  # [B, ..., k]
+        candidates = params["candidate"][ranked if self.vocabulary else base.draft_ids(ranked)]  # [B, ..., k, r]
+        pair = (params["before"][tokens] * product(states, params["state"]["kernel"])).astype(top.dtype)
+        return reranked(logits, top, places, jnp.sum(pair[..., None, :] * candidates, axis=-1))
 
     def log_odds(self, trainable: PyTree, base: Base, states: jax.Array, tokens: jax.Array) -> jax.Array:
-        """The log-odds [B, ...] that a candidate drawn behind tokens is taken; of states [B, ..., D] as `selected`."""
+        """The log-odds [B, ...] that a token drawn behind `tokens` is taken; of states [B, ..., D] as `selected`."""
         read = jnp.broadcast_to(states, (*tokens.shape, states.shape[-1]))
         if self.confidence_head == "markov":
             before = self._before_token(trainable, base, tokens).astype(read.dtype)
@@ -185,8 +199,15 @@ class BlockHeads(Method):
 
         What depends on the token before is given the text's own.
         """
+        return self.predictions_and_factors(trainable, base, batch)[0]
+
+    def predictions_and_factors(self, trainable: PyTree, base: Base, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """The same, and the log of the confidence head's chance of each row, [B, G, M, 1]; without a head 0, []."""
         states, before, _ = self.text_blocks(trainable, base, batch)
-        return base.draft_whole(self._logits(trainable, base, states, before), -jnp.inf)
+        logits = base.draft_whole(self._logits(trainable, base, states, before), -jnp.inf)
+        if self.confidence_head == "none":
+            return logits, jnp.zeros(())
+        return logits, jax.nn.log_sigmoid(self.log_odds(trainable, base, states, before))[..., None]
 
     def _logits(self, trainable: PyTree, base: Base, states: jax.Array, before: jax.Array) -> jax.Array:
         """[B, G, M, V']."""
@@ -203,7 +224,7 @@ class BlockHeads(Method):
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The mean over all targets of all distances, weighted as `alignment`, `labels` and `decay` say.
 
-        With a confidence head also its cross-entropy with the chances themselves.
+        With a confidence head also its cross-entropy with the chances themselves; the means of both are metrics.
         """
         states, before, frozen = self.text_blocks(trainable, base, batch)
         student, distances = self._logits(trainable, base, states, before), np.arange(1, self.distances + 1)
@@ -215,8 +236,12 @@ class BlockHeads(Method):
         source = jnp.minimum(batch.points[..., None] + distances, batch.tokens.shape[1] - 2)
         taken = jax.lax.stop_gradient(overlap(student, base, frozen, source))
         odds, weights = self.log_odds(trainable, base, states, before), targets(batch, distances)
-        each = (jax.nn.softplus(odds) - taken * odds) * weights * self.decay ** (distances - 1)
-        return loss + jnp.sum(each) / jnp.maximum(jnp.sum(weights), 1), metrics
+
+        def mean(each: jax.Array) -> jax.Array:
+            return jnp.sum(each * weights) / jnp.maximum(jnp.sum(weights), 1)
+
+        more = mean((jax.nn.softplus(odds) - taken * odds) * self.decay ** (distances - 1))
+        return loss + more, metrics | {"confidence": mean(jax.nn.sigmoid(odds)), "overlap": mean(taken)}
 
     # Decoding
 
@@ -224,25 +249,32 @@ class BlockHeads(Method):
         """The candidates behind the rows of a block [B, M', D]; level by level where they depend on their path."""
         base, trainable = context.base, context.trainable
         products = base.draft_products(states)  # [B, M', V']
+        asked = self.confidence_head != "none" and not context.fixed  # a fixed tree does not ask for chances
 
-        def chances(states: jax.Array, tokens: jax.Array) -> jax.Array:
+        def log_chance(states: jax.Array, tokens: jax.Array) -> jax.Array:
             return jax.nn.log_sigmoid(self.log_odds(trainable, base, states, tokens))
 
         if not self.along_paths:
             offer = offer_ranked(context, base.finished(products), jnp.ones(products.shape[:2], bool))
-            if self.confidence_head == "none":
+            if not asked:
                 return offer
-            scale = chances(states, jnp.zeros(states.shape[:2], jnp.int32))  # whatever the tokens are
-            return offer.replace(log_p=offer.log_p + scale[..., None])
+            factor = log_chance(states, jnp.zeros(states.shape[:2], jnp.int32))  # whatever the tokens are
+            return offer.replace(log_p=offer.log_p + factor[..., None])
+
+        if not self.markov_rank:  # rows do not depend on the tokens before, nor do their best ones
+            logits = base.finished(products)
+            best = self.best(logits)
 
         def expand(parents: Parents, _: Sequence[None]) -> tuple[jax.Array, None]:
-            rows, tokens = products[:, parents.level, None], parents.tokens  # [B, 1, V'], [B, W]
-            if self.markov_rank:
-                rows = rows + self.term(trainable, base, tokens)  # of products, as in training
-            return self.selected(trainable, base, base.finished(rows), states[:, parents.level, None], tokens), None
+            level, tokens = parents.level, parents.tokens  # [B, W]
+            row = states[:, level, None]
+            if self.markov_rank:  # a term of products, as in training
+                rows = base.finished(products[:, level, None] + self.term(trainable, base, tokens))
+                return self.selected(trainable, base, rows, row, tokens), None
+            rows, ranked = jax.tree.map(lambda x: x[:, level, None], (logits, best))
+            return self.selected(trainable, base, rows, row, tokens, ranked), None
 
-        def chance(parents: Parents) -> jax.Array:
-            return chances(states[:, parents.level, None], parents.tokens)
+        def log_factor(parents: Parents) -> jax.Array:
+            return log_chance(states[:, parents.level, None], parents.tokens)
 
-        scale = None if self.confidence_head == "none" else chance
-        return offer_levels(context, expand, best=not context.fixed, chance=scale)
+        return offer_levels(context, expand, best=not context.fixed, log_factor=log_factor if asked else None)

@@ -143,7 +143,8 @@ class DFlash(BlockHeads):
         With a start from the base the context is at first the deepest tapped state, normed as the base's layer does it.
         """
         c, own = base.decoder.config, self.layer_shapes(base.decoder.config)
-        taps = self._checked_taps(c)
+        taps = self.taps(c.num_layers)
+        self._check_base(c)
         for_fuse, for_layers, for_mask, for_heads = jax.random.split(key, 4)
         trainable = {
             "fuse": {
@@ -175,8 +176,8 @@ class DFlash(BlockHeads):
         trainable |= self.init_heads(for_heads, base)
         return jax.tree.map(lambda x: x.astype(wide(x)), trainable)
 
-    def _checked_taps(self, config: ModelConfig) -> tuple[int, ...]:
-        """The taps on a base. Raises UserError for settings that do not fit its layers, width or tokens."""
+    def _check_base(self, config: ModelConfig) -> None:
+        """Raise UserError for settings that do not fit the layers, width or tokens of a base."""
         layers, taps = config.num_layers, self.taps(config.num_layers)
         if not 0 <= min(taps) <= max(taps) <= layers:
             tapped = ", ".join(map(str, taps))
@@ -188,12 +189,16 @@ class DFlash(BlockHeads):
                 f"{self.name}: convolution_group must divide the width {config.hidden_size} of this base, "
                 f"got {self.convolution_group}"
             )
+        if self.selector_rank and self.selector_width > config.vocab_size:
+            raise UserError(
+                f"{self.name}: selector_width must be 1 to {config.vocab_size}, the tokens of this base, "
+                f"got {self.selector_width}"
+            )
         if self.mask_token >= config.vocab_size:
             last = config.vocab_size - 1
             raise UserError(
                 f"{self.name}: mask_token must be -1 to {last}, the tokens of this base, got {self.mask_token}"
             )
-        return taps
 
     def prepare(self, trainable: PyTree, base: Base) -> PyTree:
         """Kernels in the base's dtype, and the Markov term as products of the vocabulary projection, [r, V']."""

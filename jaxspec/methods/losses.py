@@ -28,17 +28,20 @@ def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
     return apart - logsumexp(p, axis=-1) + logsumexp(q, axis=-1)
 
 
-def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Array, direction: str) -> jax.Array:
-    """Divergence [B, G, M'] of predictions [B, G, M', V] from the base's own at rows `source` [B, G, M'] of a text.
+def _rows_to_run(frozen: jax.Array, source: jax.Array) -> tuple[jax.Array, tuple]:
+    """The hidden states that predictions at rows `source` [B, G, M'] of texts [B, T, D] need, and their places there.
 
-    Where there are more predictions than rows, what the base says at a row is worked out once for all of them.
+    Where there are more predictions than rows, what the base says at a row is worked out once for all of them. Else the
+    states are those of the predictions, one by one.
     """
     rows = (jnp.arange(len(source))[:, None, None], source)
-    if source[0].size < frozen.shape[1]:
-        frozen, at = frozen[rows], ()  # the teacher's values are those of the predictions, one by one
-    else:
-        at = rows
-    teacher = jax.nn.log_softmax(base.draft_part(base.logits(frozen)))
+    return (frozen[rows], ()) if source[0].size < frozen.shape[1] else (frozen, rows)
+
+
+def _from_base(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Array, direction: str) -> jax.Array:
+    """Divergence [B, G, M'] of predictions [B, G, M', V] from the base's own at rows `source` [B, G, M'] of a text."""
+    states, at = _rows_to_run(frozen, source)
+    teacher = jax.nn.log_softmax(base.draft_part(base.logits(states)))
     teacher = jax.lax.stop_gradient(teacher)  # constant even where the base is being tuned: its norm and lm_head too
     if direction == "reverse":
         return divergence(student, teacher[at])
@@ -56,9 +59,10 @@ def overlap(student: jax.Array, base: Base, frozen: jax.Array, source: jax.Array
       frozen: [B, T, D], its final hidden states of the texts.
       source: [B, G, M'] int32, the rows whose own predictions p are; V of them, also where fewer are drafted.
     """
-    p = base.draft_part(jax.nn.softmax(base.logits(frozen)))
-    at_source = p[jnp.arange(len(source))[:, None, None], source]
-    return jnp.sum(jnp.minimum(at_source, jax.nn.softmax(student)), axis=-1)
+    states, at = _rows_to_run(frozen, source)
+    p = base.draft_part(jax.nn.softmax(base.logits(states)))
+    p = jax.lax.optimization_barrier(p)  # or every prediction would compute it again
+    return jnp.sum(jnp.minimum(p[at], jax.nn.softmax(student)), axis=-1)
 
 
 def answer_entropy(base: Base, text: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:

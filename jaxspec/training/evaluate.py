@@ -71,7 +71,8 @@ def _counts(
 
     Also the rank of every token that follows, [B, G, M], -1 where it is never drafted.
     """
-    logits = method.predictions(for_products(trainable, base.dtype), base, batch)  # [B, G, M, V]
+    trainable = for_products(trainable, base.dtype)
+    logits, factors = method.predictions_and_factors(trainable, base, batch)  # [B, G, M, V], [B, G, M, 1]
     target = batch.points[..., None] + 1 + np.arange(1, method.facts(base.decoder.config).distances + 1)  # [B, G, M]
     counted = (batch.points[..., None] >= 0) & (target < batch.lengths[:, None, None])
     rows = jnp.arange(target.shape[0])[:, None, None]
@@ -84,7 +85,7 @@ def _counts(
     possible = counted & jnp.isfinite(score[..., 0])  # what the filters drop is never drafted
     hits = (rank[..., None] == np.arange(RANKS)) & possible[..., None]
     best, _ = jax.lax.top_k(scores, min(RANKS, scores.shape[-1]))
-    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+    log_p = best - jax.nn.logsumexp(scores, axis=-1, keepdims=True) + factors
     drafted = jnp.cumprod(jnp.any(hits, axis=-1), axis=-1, dtype=jnp.int32)  # up to each distance, the text itself
     reached = counted & (jnp.pad(drafted, ((0, 0), (0, 0), (1, 0)), constant_values=1)[..., :-1] > 0)
     place = jnp.where(reached[..., None], jnp.floor(-log_p * BINS_PER_NAT), -1).astype(jnp.int32)

@@ -55,12 +55,12 @@ def dspark(**more):
     return config | more
 
 
-SECOND = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
+DFLASH2 = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 5}
 
 
 def authors2(**more):
     """The config.json of DFlash 2's authors, with further keys of `dflash_config`."""
-    config = authors(SECOND | {"block_size": BLOCK} | more, architectures=["DFlash2DraftModel"], is_causal=False)
+    config = authors(DFLASH2 | {"block_size": BLOCK} | more, architectures=["DFlash2DraftModel"], is_causal=False)
     del config["block_size"]
     return config
 
@@ -69,7 +69,7 @@ def packaged2(**more):
     """The config.json of DFlash 2 in the package speculators."""
     named = {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", "draft_vocab_size": TOKENS}
     proposal = packaged()["speculators_config"] | {"algorithm": "dflash2"}
-    return packaged(**named, **SECOND, speculators_config=proposal) | more
+    return packaged(**named, **DFLASH2, speculators_config=proposal) | more
 
 
 def taps_of(config):
@@ -99,15 +99,15 @@ def make_dflash(config, head, dtype=np.float16, seed=0):
     if "markov_rank" in config and config.get("enable_confidence_head", True):
         read = D + rank * config.get("confidence_head_with_markov", True)
         shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
-    if second := second_of(config):
-        taps, groups = second["conv_kernel_size"], D // second["conv_group_size"]
+    if own := dflash2_of(config):
+        taps, groups = own["conv_kernel_size"], D // own["conv_group_size"]
         for i in range(c["num_hidden_layers"]):
             for part in (f"layers.{i}.attention_conv", f"layers.{i}.mlp_conv"):
                 shapes |= {f"{part}.base_kernel": (2, taps, D)}
                 shapes |= {f"{part}.kernel_projection.weight": (2 * taps * groups, D)}
         for name in ("predecessor", "successor"):
-            shapes[f"candidate_selector.{name}_codebook"] = (TOKENS, second["selector_rank"])
-        shapes["candidate_selector.hidden_projection.weight"] = (second["selector_rank"], D)
+            shapes[f"candidate_selector.{name}_codebook"] = (TOKENS, own["selector_rank"])
+        shapes["candidate_selector.hidden_projection.weight"] = (own["selector_rank"], D)
     rng = np.random.default_rng(seed)
     tensors = {n: (("norm" in n) + 0.3 * rng.normal(size=shape)).astype(dtype) for n, shape in shapes.items()}
     if count < TOKENS:
@@ -116,7 +116,7 @@ def make_dflash(config, head, dtype=np.float16, seed=0):
     return tensors
 
 
-def second_of(config):
+def dflash2_of(config):
     """The keys of DFlash 2, if it is that."""
     keys = config.get("dflash_config", config)
     return keys if "selector_rank" in keys else None
@@ -140,7 +140,7 @@ def reference(config, tensors, states, embedding, head, tokens, anchors):
     c = config.get("transformer_layer_config", config)
     w = {name.removesuffix(".weight"): x.astype(np.float64) for name, x in tensors.items()}
     Dh, heads, kv = c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
-    second = second_of(config)
+    own = dflash2_of(config)
 
     def norm(x, scale):
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + c["rms_norm_eps"]) * w[scale]
@@ -182,13 +182,13 @@ def reference(config, tensors, states, embedding, head, tokens, anchors):
         if "confidence_head.proj" in w:
             read = [h, w["markov_head.markov_w1"][before]] if config.get("confidence_head_with_markov", True) else [h]
             odds = (np.concatenate(read, -1) @ w["confidence_head.proj"].T + w["confidence_head.proj.bias"])[:, 0]
-        return (logits if second is None else selected(logits, h, before)), odds
+        return (logits if own is None else selected(logits, h, before)), odds
 
     def convolutions(x, name):
         """Rows after the first convolution, and the second one as a function; the rows themselves without."""
-        if second is None:
+        if own is None:
             return x, lambda y: y
-        taps, group = second["conv_kernel_size"], second["conv_group_size"]
+        taps, group = own["conv_kernel_size"], own["conv_group_size"]
         change = (x @ w[f"{name}.kernel_projection"].T).reshape(BLOCK, 2, taps, WIDTH // group)
 
         def apply(x, side):
@@ -205,9 +205,10 @@ def reference(config, tensors, states, embedding, head, tokens, anchors):
         """The best ones anew; the others, which the published code drops, stay behind them."""
         part = "candidate_selector."
         pair = w[f"{part}predecessor_codebook"][before] * (h @ w[f"{part}hidden_projection"].T)
-        for row, best in enumerate(np.argsort(-logits)[:, : second["selector_top_k"]]):
+        for row, best in enumerate(np.argsort(-logits)[:, : own["selector_top_k"]]):
             moved = logits[row, best] + w[f"{part}successor_codebook"][best] @ pair[row]
-            logits[row] = np.minimum(logits[row], moved.min())
+            others = np.delete(logits[row], best)
+            logits[row] -= max(0, others.max() - moved.min())
             logits[row, best] = moved
         return logits
 

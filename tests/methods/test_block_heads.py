@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.arrays import best_of
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
 from jaxspec.methods import DFlash
-from jaxspec.methods.block_convolution import convolved
+from jaxspec.methods.block_convolution import BlockConvolution, convolved
+from jaxspec.methods.block_selector import reranked
 from jaxspec.trees import from_paths
 from jaxspec.weights.layouts import in_blocks
 from tests.helpers.drafting import batched, drafting_of, paths_of
@@ -19,7 +21,7 @@ from tests.helpers.model import quick_jit
 from tests.helpers.tiny import make_prompts
 
 BLOCK = DFlash(block=3, layers=1, tapped=(1, 3))
-SECOND = dataclasses.replace(BLOCK, convolution=2, convolution_group=8, selector_rank=4, selector_width=3)
+DFLASH2 = dataclasses.replace(BLOCK, convolution=2, convolution_group=8, selector_rank=4, selector_width=3)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
 
@@ -40,19 +42,33 @@ def test_a_convolution_mixes_rows_of_one_block():
 
 
 def test_at_first_nothing_is_changed(tiny):
-    """Bit for bit, with fewer candidates than there are tokens."""
+    """With fewer candidates than there are tokens. A larger program may round otherwise, its parts change no bit."""
     batch = batch_of(sequence(tiny, 24), [[4, 6, 12]])
     key = jax.random.key(0)
-    plain, second = (predict(method, method.init(key, tiny.base), tiny.base, batch) for method in (BLOCK, SECOND))
-    np.testing.assert_array_equal(plain, second)
+    plain, dflash2 = (predict(method, method.init(key, tiny.base), tiny.base, batch) for method in (BLOCK, DFLASH2))
+    np.testing.assert_allclose(plain, dflash2, atol=1e-5)
+    logits, row = jnp.array([1.0, 2, 2, 0, 3]), jax.random.normal(key, (1, 3, 32))
+    np.testing.assert_array_equal(reranked(logits, *best_of(logits, 3), jnp.zeros(2)), logits)  # a tie with the others
+    conv = BlockConvolution(32, 2, 8)
+    params = conv.init(key, row, lambda x: x, 3)
+    np.testing.assert_array_equal(conv.apply(params, row, lambda x: x, 3), row)
+
+
+def test_at_first_a_confidence_head_doubts_little(tiny):
+    """Whatever the row: or every draft would be thought worth half of what it is."""
+    method = dataclasses.replace(BLOCK, confidence_head="state")
+    head = {"confidence": method.init_heads(jax.random.key(0), tiny.base)["confidence"]}
+    states, before = jax.random.normal(jax.random.key(1), (1, 3, 32)), jnp.zeros((1, 3), jnp.int32)
+    odds = method.log_odds(head, tiny.base, states, before)
+    np.testing.assert_allclose(jax.nn.sigmoid(odds), 0.982, atol=1e-3)
 
 
 @pytest.mark.parametrize("vocabulary", [0, 6])
 def test_a_selector_ranks_the_best_anew(tiny, vocabulary):
-    """By the token before and the row's state. No other token comes before these, of which one may fall far."""
+    """By the token before and the row's state. All others stay behind these, of which one may fall far."""
     rng = np.random.default_rng(1)
     base = tiny.base.drafting(jnp.array([7, 0, 3, 12, 5, 9])) if vocabulary else tiny.base
-    method = dataclasses.replace(SECOND, vocabulary=vocabulary)
+    method = dataclasses.replace(DFLASH2, vocabulary=vocabulary)
     count = vocabulary or 16
     before, candidate, state = of_few(rng, 16, 4), of_few(rng, count, 4), of_few(rng, 32, 4)
     params = {"selector": {"before": before, "candidate": candidate, "state": {"kernel": state}}}
@@ -60,40 +76,60 @@ def test_a_selector_ranks_the_best_anew(tiny, vocabulary):
     tokens = np.array([[2, 11]])
     arrays = jax.tree.map(jnp.array, (params, logits[None, None], states[None, None], tokens))
     selected = np.asarray(method.selected(arrays[0], base, *arrays[1:]))[0]
-    best = np.argsort(-logits)[:3]
+    best, lost = np.argsort(-logits)[:3], []
     for token, row in zip(tokens[0], selected, strict=True):
         moved = logits[best] + (before[token] * (states @ state)) @ candidate[best].T
         np.testing.assert_array_equal(row[best], moved)
         rest = np.delete(np.arange(count), best)
-        np.testing.assert_array_equal(row[rest], np.minimum(logits[rest], moved.min()))
-    assert np.any(selected[0, best] != selected[1, best])
+        lost.append(max(logits[rest].max() - moved.min(), 0))
+        np.testing.assert_allclose(row[rest], logits[rest] - lost[-1], rtol=1e-5, atol=1e-3)
+        np.testing.assert_array_equal(np.argsort(row[rest]), np.argsort(logits[rest]))
+        assert row[rest].max() < moved.min()
+    assert max(lost) > 0 and np.any(selected[0, best] != selected[1, best])
+
+
+def test_a_tie_with_the_last_of_the_best(tiny):
+    """Which a token of a smaller number, one of the others, would win. Every logit learns by its own gradient."""
+    method = dataclasses.replace(BLOCK, selector_rank=1, selector_width=2, vocabulary=4)
+    selector = {"before": jnp.ones((16, 1)), "candidate": jnp.array([[0.0], [-1], [0], [0]])}
+    trainable = {"selector": selector | {"state": {"kernel": jnp.ones((32, 1))}}}
+
+    def selected(logits):
+        return method.selected(trainable, tiny.base, logits, jnp.full(32, 1 / 32), jnp.array(7))
+
+    logits = jnp.array([1.0, 2, 0, 3])
+    np.testing.assert_array_equal(jnp.argsort(-selected(logits)), [3, 1, 0, 2])
+    np.testing.assert_array_equal(jax.jacobian(selected)(logits), np.eye(4))
 
 
 @pytest.mark.parametrize("head", ["state", "markov"])
 def test_chances_are_scaled_by_the_confidence_head(tiny, head):
-    """Of every candidate by that of the row that predicts it, behind the token before."""
+    """Of every candidate by that of the row that predicts it, behind the token before. A fixed tree does not ask."""
     rank = 4 * (head == "markov")
     method = dataclasses.replace(BLOCK, markov_rank=rank, confidence_head=head)
     trainable = method.prepare(trained(method, tiny.base), tiny.base)
-    states, tree = jax.random.normal(jax.random.key(0), (1, 3, 32)), batched(from_paths(PATHS).arrays(0))
+    states, tree = jax.random.normal(jax.random.key(0), (1, 3, 32)), batched(from_paths(PATHS[:-1]).arrays(0))
 
     @quick_jit
     def offers(trainable, base):
-        def offer(method):
-            context = drafting_of(jax.tree.map(lambda x: x[:, 0], tree), [3], [5], trainable, base, width=4)
+        def offer(method, fixed):
+            rows = jax.tree.map(lambda x: x[:, 0], tree)
+            context = drafting_of(rows, [3], [5], trainable, base, width=4, fixed=fixed)
             return method.offer_behind(context, states)
 
-        return offer(method), offer(dataclasses.replace(method, confidence_head="none"))
+        without = dataclasses.replace(method, confidence_head="none")
+        return offer(method, False), offer(without, False), offer(method, True), offer(without, True)
 
-    scaled, plain = offers(trainable, tiny.base)
+    scaled, plain, *fixed = offers(trainable, tiny.base)
+    np.testing.assert_array_equal(*(offer.log_p for offer in fixed))
     odds = quick_jit(method.log_odds)
     if head == "state":
         np.testing.assert_array_equal(scaled.tokens, plain.tokens)
         factor = jax.nn.sigmoid(odds(trainable, tiny.base, states, jnp.zeros((1, 3), jnp.int32)))[..., None]
         np.testing.assert_allclose(jnp.exp(scaled.log_p), factor * jnp.exp(plain.log_p), rtol=1e-4)
         return
-    scaled, plain = paths_of(scaled, 3), paths_of(plain, 3)
-    assert scaled.keys() == plain.keys() and {len(path) for path in plain} == {1, 2, 3}
+    scaled, plain = paths_of(scaled, 2), paths_of(plain, 2)
+    assert scaled.keys() == plain.keys() and {len(path) for path in plain} == {1, 2}
     for path in plain:
         before = jnp.array([[path[-2] if len(path) > 1 else 3]])
         row = states[:, len(path) - 1, None]
@@ -111,10 +147,11 @@ def test_a_confidence_head_learns_the_chance_to_be_taken(tiny):
         states, before, frozen = method.text_blocks(trainable, base, batch)
         plain = dataclasses.replace(method, confidence_head="none")
         parts = method.predictions(trainable, base, batch), frozen, method.log_odds(trainable, base, states, before)
-        return method.loss(trainable, base, batch)[0] - plain.loss(trainable, base, batch)[0], parts
+        loss, metrics = method.loss(trainable, base, batch)
+        return loss - plain.loss(trainable, base, batch)[0], metrics, parts
 
-    more, (logits, frozen, odds) = run(trainable, tiny.base)
-    expected, count = 0.0, 0
+    more, metrics, (logits, frozen, odds) = run(trainable, tiny.base)
+    expected, count, chances, overlaps = 0.0, 0, [], []
     for group, point in enumerate((3, 8)):
         for place, distance in enumerate((1, 2, 3)):
             if point + distance + 1 < 12:
@@ -122,7 +159,10 @@ def test_a_confidence_head_learns_the_chance_to_be_taken(tiny):
                 taken, chance = jnp.minimum(p, jax.nn.softmax(q)).sum(), jax.nn.sigmoid(odds[0, group, place])
                 entropy = -taken * jnp.log(chance) - (1 - taken) * jnp.log(1 - chance)
                 expected, count = expected + 0.8**place * entropy, count + 1
+                chances, overlaps = [*chances, chance], [*overlaps, taken]
     assert count == 5 and float(more) == pytest.approx(float(expected) / 5, rel=1e-4)
+    found = [metrics["confidence"], metrics["overlap"]]
+    np.testing.assert_allclose(found, [np.mean(chances), np.mean(overlaps)], rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -172,6 +212,6 @@ def test_groups_must_divide_the_width(tiny):
 
 
 def test_a_selector_of_few_tokens_drafts_no_others(tiny):
-    method = dataclasses.replace(SECOND, vocabulary=6)
+    method = dataclasses.replace(DFLASH2, vocabulary=6)
     with pytest.raises(UserError, match="its selector is for 6 tokens: draft-vocabulary must be 1 to 6, not 0, all"):
         method.prepare(trained(method, tiny.base), tiny.base)

@@ -24,18 +24,19 @@ from tests.helpers.tiny import TINY, make_prompts
 PLAIN = DFlash(block=4, layers=2, tapped=(1, 3), sample_from_anchor=False, from_newest=False, head_norms=True)
 MARKOV = DFlash(block=3, layers=2, tapped=(1, 3), markov_rank=4)
 TABLES = dataclasses.replace(MARKOV, markov_tables=True, confidence_head="markov")
-SECOND = DFlash(block=3, layers=2, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=5)
+DFLASH2 = DFlash(block=3, layers=2, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=5)
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]
 PROMPTS = make_prompts(2)
 
 both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.slow), MARKOV], ids=settings)
-every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, SECOND], ids=settings)
+every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, DFLASH2], ids=settings)
 
 
-def run(method, tiny, paths, steps, chunk=8):
+def run(method, tiny, paths, steps, chunk=8, trainable=None):
     """The state after some steps, the prompts read in chunks."""
     model = dataclasses.replace(tiny, eos=())
-    drafter = untrained_drafter(method, model, from_paths(paths), trained(method, model.base))
+    trainable = trained(method, model.base) if trainable is None else trainable
+    drafter = untrained_drafter(method, model, from_paths(paths), trainable)
     decoding, state = begin(drafter, PROMPTS, 40, chunk=chunk)
     return decode(decoding, state, np.int32(steps))
 
@@ -66,6 +67,17 @@ def check_draft(method, predicts, tiny, paths, steps=3):
 @every
 def test_the_draft_is_what_training_would_predict(tiny, method):
     check_draft(method, method, tiny, PATHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [MARKOV, DFLASH2], ids=settings)
+def test_at_first_drafts_are_those_of_a_plain_block(tiny, method):
+    """What is added changes nothing before it is trained, though drafts are made level by level."""
+    drafts = []
+    for each in (DFlash(block=3, layers=2, tapped=(1, 3)), method):
+        trainable = jax.jit(lambda base, each=each: each.init(jax.random.key(0), base))(tiny.base)
+        drafts.append(np.asarray(run(each, tiny, PATHS, 4, trainable=trainable).draft.tokens))
+    np.testing.assert_array_equal(*drafts)
 
 
 @pytest.mark.slow
@@ -153,7 +165,7 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
         dataclasses.replace(PLAIN, start="random", mask_token=15),
         dataclasses.replace(MARKOV, alignment=1.0),
         TABLES,
-        SECOND,
+        DFLASH2,
     ],
     ids=settings,
 )
@@ -163,7 +175,8 @@ def test_training_moves_every_part_and_learns(tiny, method):
     (first, metrics), gradient = loss_and_gradient(method, trainable, tiny.base, 0, batch)
     for path, leaf in jax.tree.leaves_with_path(gradient):
         assert float(jnp.max(jnp.abs(leaf))) > 0, path
-    assert set(metrics) == {"top1@1", "top1@2", "top1@3"}
+    of_head = set() if method.confidence_head == "none" else {"confidence", "overlap"}
+    assert set(metrics) == {"top1@1", "top1@2", "top1@3"} | of_head
     for _ in range(20):
         _, gradient = loss_and_gradient(method, trainable, tiny.base, 0, batch)
         trainable = jax.tree.map(lambda x, g: x - 0.05 * jnp.sign(g) * jnp.minimum(jnp.abs(g), 1), trainable, gradient)
@@ -204,6 +217,10 @@ def test_taps_are_spread_as_in_the_paper():
         (lambda: DFlash(taps_count=0), "taps_count must be at least 1"),
         (lambda: DFlash(markov_rank=-1), "markov_rank must be at least 0, got -1"),
         (lambda: DFlash(mask_token=-2), "mask_token must be at least -1, got -2"),
+        (
+            lambda: abstract_trainable(DFlash(selector_rank=2, selector_width=17), TINY),
+            "selector_width must be 1 to 16, the tokens of this base, got 17",
+        ),
         (
             lambda: abstract_trainable(DFlash(mask_token=16), TINY),
             "mask_token must be -1 to 15, the tokens of this base, got 16",

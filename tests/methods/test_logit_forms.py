@@ -12,7 +12,7 @@ import pytest
 from jaxspec.config import RopeScaling
 from jaxspec.methods import PPD, DFlash, DraftModel, Eagle, HiddenTransfer, Hydra, Medusa
 from jaxspec.tuning.record import record
-from tests.helpers.methods import batch_of, predict, trained, union
+from tests.helpers.methods import batch_of, trained, union
 from tests.helpers.tiny import TINY, make_tiny
 
 LONG = RopeScaling("longrope", 4.0, 8, short_factors=(1.0,) * 4, long_factors=(1.5, 2.0, 3.0, 4.0))
@@ -27,6 +27,8 @@ PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]
         DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4),
         DFlash(block=3, layers=1, tapped=(1, 3)),
         DFlash(block=2, layers=1, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=3),
+        DFlash(block=2, layers=1, tapped=(1, 3), confidence_head="state"),
+        DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4, markov_tables=True, confidence_head="markov"),
         Eagle(),
         Medusa(heads=2),
         Medusa(heads=2, lm_head="full"),
@@ -44,7 +46,8 @@ def test_chances_while_decoding_are_those_of_training(method):
     trainable = trained(method, model.base, seed=1, scale=0.3, noise=2)
     tokens = np.array([PROMPT + ANSWER], np.int32)
     points = len(PROMPT) - 1 + np.arange(len(ANSWER) - 1)  # the token before the newest one
-    log_p = np.asarray(jax.nn.log_softmax(predict(method, trainable, model.base, batch_of(tokens, points[None]))))[0]
+    logits, factors = jax.jit(method.predictions_and_factors)(trainable, model.base, batch_of(tokens, points[None]))
+    log_p = np.asarray(jax.nn.log_softmax(logits) + factors)[0]
     compared = 0
     for distance, (reached, here, _, offered) in enumerate(recorded.along_answer(0)):
         if distance >= log_p.shape[1]:

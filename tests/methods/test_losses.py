@@ -88,10 +88,11 @@ def test_labels_and_accuracies(tiny):
     np.testing.assert_allclose([metrics["top1@1"], metrics["top1@2"]], [2 / 3, 1])
 
 
-def test_the_overlap_is_the_chance_to_be_taken(tiny):
-    """Of tokens that are not drafted the base's share is lost."""
-    _, frozen, student = drawn(1, 2)
-    source, ids = np.array([[[3, 4], [7, 8]]]), [7, 0, 3, 12, 5, 9]
+@pytest.mark.parametrize("groups", [2, 8])
+def test_the_overlap_is_the_chance_to_be_taken(tiny, groups):
+    """Of tokens that are not drafted the base's share is lost. Of few predictions and of more than there are rows."""
+    _, frozen, student = drawn(1, groups)
+    source, ids = np.arange(groups)[None, :, None] + [[[1, 2]]], [7, 0, 3, 12, 5, 9]
     p = softmax(np.asarray(tiny.base.logits(frozen))[0][source[0]], axis=-1)
     for base, ours in ((tiny.base, p), (tiny.base.drafting(jnp.array(ids)), p[..., ids])):
         q = student[..., : ours.shape[-1]]

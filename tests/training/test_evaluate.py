@@ -1,13 +1,36 @@
 """Accuracies and perplexities against counting by hand."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.decoding.method import Facts, Method
 from jaxspec.methods import PPD
 from jaxspec.training.data import AnsweredPrompt, make_batch
 from jaxspec.training.evaluate import answer_entropies, evaluate, lost_distances, perplexity
 from tests.helpers.model import plain, quick_jit
+
+_CHAIN = np.random.default_rng(1).dirichlet(np.full(16, 0.5), 16)  # [before, token], of texts that Doubtful predicts
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubtful(Method):
+    """Says exactly how texts go on, and takes something off the log of every chance."""
+
+    doubt: float = 0.0
+
+    def facts(self, config):
+        return Facts(1)
+
+    def predictions(self, trainable, base, batch):
+        before = jnp.take_along_axis(batch.tokens, jnp.maximum(batch.points, 0) + 1, axis=1)
+        return jnp.log(jnp.array(_CHAIN, jnp.float32))[before][:, :, None]
+
+    def predictions_and_factors(self, trainable, base, batch):
+        return self.predictions(trainable, base, batch), jnp.full((*batch.points.shape, 1, 1), -self.doubt)
 
 
 def test_evaluation_counts_every_position(tiny):
@@ -35,6 +58,19 @@ def test_evaluation_counts_every_position(tiny):
     np.testing.assert_allclose(accuracy.by_rank, hits / counted[:, None], atol=1e-6)
     for found, counted_by_hand in zip(accuracy.ranks, sorted(ranks, key=len), strict=True):
         np.testing.assert_array_equal(found, counted_by_hand)
+
+
+def test_a_factor_of_chances_is_calibrated_with_them(tiny):
+    """Decoding calibrates what a method offers, factor included: what is one amount too low everywhere is raised."""
+    rng, text = np.random.default_rng(0), [3]
+    for _ in range(600):
+        text.append(int(rng.choice(16, p=_CHAIN[text[-1]])))
+    answers = [AnsweredPrompt(text[:1], text[1:])]
+    [[a, b]], [[a_doubting, b_doubting]] = (
+        evaluate(Doubtful(doubt), {}, tiny.base, answers).calibration for doubt in (0.0, 1.0)
+    )
+    assert a == pytest.approx(1, abs=0.2) and a_doubting == pytest.approx(a, abs=0.05)
+    assert b_doubting == pytest.approx(b + a, abs=0.05)
 
 
 def test_perplexity_by_hand(tiny):

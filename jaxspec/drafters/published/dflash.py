@@ -7,11 +7,12 @@ from typing import Any
 
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.dflash_parts import (
+    DFLASH2_KEYS,
     DescribedBlocks,
     check_taps,
+    dflash2_keys,
+    dflash2_settings,
     read_dflash,
-    selector_keys,
-    selector_settings,
 )
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
@@ -25,7 +26,8 @@ from jaxspec.weights.model import Model
 _DFLASH, _DFLASH2 = "DFlashDraftModel", "DFlash2DraftModel"
 _KEYS = ("architectures", "block_size", "dflash_config", "num_target_layers")
 _OWN_KEYS = ("block_size", "mask_token_id", "target_layer_ids")  # of dflash_config
-_KEYS2 = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")  # likewise, of DFlash 2
+# of DFlash 2, with the values that change nothing
+_NEUTRAL = {"output_multiplier": 1, "input_embedding_scale": 1, "final_logit_softcapping": 0}
 
 
 def _recognises(config: Mapping[str, Any]) -> bool:
@@ -33,27 +35,30 @@ def _recognises(config: Mapping[str, Any]) -> bool:
 
 
 def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
-    second = folder.config["architectures"] == [_DFLASH2]
+    is_dflash2 = folder.config["architectures"] == [_DFLASH2]
     # blocks whose rows see each other, which they do where nothing is said, too
     both_ways = ("is_causal",) if folder.config.get("is_causal") is False else ()
     folder.check_keys((*LAYER_KEYS, *_KEYS, *both_ways))
     keys = Keys(folder.config, {}, folder.config_file)
     blocks = keys.part("dflash_config")
-    folder.check_keys((*_OWN_KEYS, *(_KEYS2 if second else ())), blocks.content, "dflash_config.")
+    neutral = (name for name, value in _NEUTRAL.items() if blocks.get(name) == value)
+    own = (*_OWN_KEYS, *DFLASH2_KEYS, *neutral) if is_dflash2 else _OWN_KEYS
+    folder.check_keys(own, blocks.content, "dflash_config.")
     shapes = layer_shapes(folder, folder.config, ("qwen3",), folder.config_file)
     check_base(folder, shapes, model, None)
     check_layers(folder, keys.count("num_target_layers", 1000), model)
     where = f"{blocks.where}: target_layer_ids"
     ids = layer_ids(where, blocks.required("target_layer_ids"))
     tapped = check_taps(where, ids, [i + 1 for i in ids], model.config.num_layers)  # outputs
+    block = _block(keys, blocks)
     said = DescribedBlocks(
         shapes,
-        _block(keys, blocks),
+        block,
         tapped,
         blocks.count("mask_token_id", 10**7, 0),
         False,
         shapes.vocab_size,
-        selector_settings(blocks) if second else {},
+        dflash2_settings(blocks, block, shapes.vocab_size) if is_dflash2 else {},
     )
     return read_dflash(folder, model, "dflash", said)
 
@@ -68,7 +73,7 @@ def _block(keys: Keys, blocks: Keys) -> int:
 
 def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
-    shapes, layer = export_layers(method, model)
+    shapes, layer = export_layers(method, model, "dflash")
     if method.sample_from_anchor:
         raise UserError("dflash: the form dflash has no sample_from_anchor; --form speculators has it")
     for name, off in (("markov_rank", 0), ("confidence_head", "none")):
@@ -79,12 +84,12 @@ def _write(adapter: Adapter, model: Model) -> Written:
     reads = sorted(method.taps(model.config.num_layers))
     if not reads[0]:
         raise UserError("dflash: the form dflash reads outputs of layers, and tapped has 0; --form speculators has it")
-    second = method.convolution or method.selector_rank
+    is_dflash2 = bool(method.convolution or method.selector_rank)
     own = {"mask_token_id": method.mask_token, "target_layer_ids": [read - 1 for read in reads]}
     config = {
-        "architectures": [_DFLASH2 if second else _DFLASH],
+        "architectures": [_DFLASH2 if is_dflash2 else _DFLASH],
         "block_size": method.block,
-        "dflash_config": own | (selector_keys(method) if second else {}),
+        "dflash_config": own | (dflash2_keys(method) if is_dflash2 else {}),
         "num_target_layers": model.config.num_layers,
     }
     return Written(layer | config, write_tensors(adapter, model, shapes))

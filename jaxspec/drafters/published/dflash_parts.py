@@ -13,7 +13,7 @@ from jaxspec.config import ModelConfig
 from jaxspec.drafters.published.dflash_heads import read_heads
 from jaxspec.drafters.published.folder import PublishedFolder
 from jaxspec.drafters.published.form import Interpretation
-from jaxspec.drafters.published.imported import make_adapter
+from jaxspec.drafters.published.imported import check_plain, make_adapter
 from jaxspec.drafters.published.layers import layer_tensors
 from jaxspec.drafters.published.vocabulary import EMBEDDING, HEAD, base_embedding, base_head, is_copy, read_vocabulary
 from jaxspec.errors import UserError
@@ -24,6 +24,12 @@ from jaxspec.weights.parts import Flat, join_parts
 
 NORMS = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}  # of a layer, by our names
 _FUSED = "self_attn.qkv_proj"
+DFLASH2_KEYS = {  # what files have beside DFlash, and its settings here
+    "conv_kernel_size": "convolution",
+    "conv_group_size": "convolution_group",
+    "selector_rank": "selector_rank",
+    "selector_top_k": "selector_width",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,17 +81,31 @@ def check_plain_embedding(model: Model) -> None:
         raise UserError(f"dflash: {model.name!r} scales its embeddings, which no published form of dflash says")
 
 
-def selector_settings(keys: Keys) -> dict[str, int]:
-    """Settings of `DFlash` for what makes a drafter one of DFlash 2. Raises UserError for a key without a number."""
-    return {
-        "convolution": keys.count("conv_kernel_size", 64),
-        "convolution_group": keys.count("conv_group_size", 10**5),
-        "selector_rank": keys.count("selector_rank", 10**5),
-        "selector_width": keys.count("selector_top_k", 10**5),
-    }
+def check_plain_logits(method: DFlash, model: Model, form: str) -> None:
+    """Raise UserError for a base that scales or caps its logits, where something is added to those of a drafter.
+
+    Here that is done as the base does it, and published code scales and caps none.
+    """
+    if method.along_paths:
+        check_plain(model, form)
 
 
-def selector_keys(method: DFlash) -> dict[str, int]:
+def dflash2_settings(keys: Keys, block: int, tokens: int) -> dict[str, int]:
+    """Settings of `DFlash` for what makes a drafter one of DFlash 2.
+
+    Args:
+      keys: that say it.
+      block: rows of a block.
+      tokens: V, of the base.
+
+    Raises:
+      UserError: a key without a number, or with one that is too large.
+    """
+    most = {"conv_kernel_size": block, "selector_top_k": tokens}
+    return {setting: keys.count(key, most.get(key, 10**5)) for key, setting in DFLASH2_KEYS.items()}
+
+
+def dflash2_keys(method: DFlash) -> dict[str, int]:
     """The opposite. Raises UserError for a drafter that has one half of DFlash 2, or DSpark's heads beside it."""
     for name in ("convolution", "selector_rank"):
         if not getattr(method, name):
@@ -93,12 +113,7 @@ def selector_keys(method: DFlash) -> dict[str, int]:
     for name, off in (("markov_rank", 0), ("confidence_head", "none")):
         if getattr(method, name) != off:
             raise UserError(f"dflash: no published form has {name} beside convolution and selector_rank")
-    return {
-        "conv_kernel_size": method.convolution,
-        "conv_group_size": method.convolution_group,
-        "selector_rank": method.selector_rank,
-        "selector_top_k": method.selector_width,
-    }
+    return {key: getattr(method, setting) for key, setting in DFLASH2_KEYS.items()}
 
 
 def read_dflash(folder: PublishedFolder, model: Model, form: str, said: DescribedBlocks) -> list[Interpretation]:
@@ -124,6 +139,7 @@ def read_dflash(folder: PublishedFolder, model: Model, form: str, said: Describe
         vocabulary=0 if frequent is None else len(frequent),
         **said.heads,
     )
+    check_plain_logits(method, model, form)
     if method.convolution and said.shapes.hidden_size % method.convolution_group:
         raise UserError(
             f"{folder.config_file}: conv_group_size {method.convolution_group} does not divide the width "

@@ -9,7 +9,7 @@ import numpy as np
 from jaxspec.config import ModelConfig
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.dflash_heads import write_heads
-from jaxspec.drafters.published.dflash_parts import NORMS, check_plain_embedding, check_taps
+from jaxspec.drafters.published.dflash_parts import NORMS, check_plain_embedding, check_plain_logits, check_taps
 from jaxspec.drafters.published.layers import layer_tensors, written_shapes
 from jaxspec.errors import UserError
 from jaxspec.methods import DFlash
@@ -18,12 +18,13 @@ from jaxspec.weights.model import Model
 from jaxspec.weights.parts import Flat, split_parts
 
 
-def export_layers(method: DFlash, model: Model) -> tuple[ModelConfig, dict[str, Any]]:
-    """The shapes of an adapter's layers, and the config.json that describes them.
+def export_layers(method: DFlash, model: Model, form: str) -> tuple[ModelConfig, dict[str, Any]]:
+    """The shapes of an adapter's layers, and the config.json that describes them in a form.
 
     Raises UserError for what no published form has: by the name of the setting.
     """
     check_plain_embedding(model)
+    check_plain_logits(method, model, form)
     for name in ("from_newest", "even"):
         if getattr(method, name):
             raise UserError(

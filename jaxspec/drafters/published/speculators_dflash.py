@@ -11,11 +11,12 @@ import numpy as np
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.dflash_heads import MARKOV_COLUMNS
 from jaxspec.drafters.published.dflash_parts import (
+    DFLASH2_KEYS,
     DescribedBlocks,
     check_taps,
+    dflash2_keys,
+    dflash2_settings,
     read_dflash,
-    selector_keys,
-    selector_settings,
 )
 from jaxspec.drafters.published.dflash_writing import export_layers, write_tensors
 from jaxspec.drafters.published.folder import PublishedFolder
@@ -41,12 +42,12 @@ _ARCHITECTURES = {_DFLASH: "DFlashSpeculator", _DFLASH2: "DFlash2DraftModel", _D
 _KEYS = ("block_size", _IDS, "mask_token_id", "sample_from_anchor", "sliding_window_non_causal")
 _OWN_KEYS = {
     _DFLASH: (),
-    _DFLASH2: ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    _DFLASH2: tuple(DFLASH2_KEYS),
     _DSPARK: ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
 }
 _DEFAULTS = {
     _DFLASH: {},
-    _DFLASH2: {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+    _DFLASH2: dict(zip(DFLASH2_KEYS, (2, 16, 256, 16), strict=True)),
     _DSPARK: {
         "sample_from_anchor": True,
         "markov_rank": 256,
@@ -70,22 +71,25 @@ def _read(folder: PublishedFolder, model: Model) -> list[Interpretation]:
     block, anchor = keys.count("block_size", 10**4), keys.flag("sample_from_anchor")
     proposed_tokens(keys, kind, block)  # a block says how many it can draft
     ids = layer_ids(f"{keys.where}: {_IDS}", keys.required(_IDS))
+    drafted = keys.count("draft_vocab_size", 10**7)
+    if kind == _DFLASH2 and drafted < shapes.vocab_size:
+        raise keys.error("draft_vocab_size", f"{shapes.vocab_size}: DFlash 2 drafts all tokens")
     said = DescribedBlocks(
         dataclasses.replace(shapes, head_norms=True),  # whichever family the config names
         block,
         check_taps(f"{keys.where}: {_IDS}", ids, ids, model.config.num_layers),
         keys.count("mask_token_id", 10**7, 0),
         anchor,
-        keys.count("draft_vocab_size", 10**7),
-        _heads(kind, keys),
+        drafted,
+        _heads(kind, keys, block, shapes.vocab_size),
     )
     return read_dflash(folder, model, "speculators", said)
 
 
-def _heads(kind: str, keys: Keys) -> dict[str, Any]:
+def _heads(kind: str, keys: Keys, block: int, tokens: int) -> dict[str, Any]:
     """Settings of `DFlash` for what this kind has beside it. Raises UserError for a Markov head that is not vanilla."""
     if kind != _DSPARK:
-        return selector_settings(keys) if kind == _DFLASH2 else {}
+        return dflash2_settings(keys, block, tokens) if kind == _DFLASH2 else {}
     rank, confidence = keys.count("markov_rank", 10**5, 0), "none"
     if rank and keys.get("markov_head_type") != "vanilla":
         raise keys.error("markov_head_type", "vanilla: gated and recurrent heads are not supported")
@@ -98,11 +102,12 @@ def _heads(kind: str, keys: Keys) -> dict[str, Any]:
 
 def _write(adapter: Adapter, model: Model) -> Written:
     method: DFlash = adapter.method
-    shapes, layer = export_layers(method, model)
+    shapes, layer = export_layers(method, model, "speculators")
     kind, own = _written_heads(method)
-    count, V = adapter.info.get("draft_vocabulary", 0), model.config.vocab_size
-    if kind == _DFLASH2 and count:
+    V = model.config.vocab_size
+    if kind == _DFLASH2 and method.vocabulary:
         raise UserError("dflash: DFlash 2 in the form speculators has no vocabulary: it drafts all tokens")
+    count = 0 if kind == _DFLASH2 else adapter.info.get("draft_vocabulary", 0)  # its tables are of all tokens
     tensors = write_tensors(adapter, model, shapes)
     if count:
         ids = adapter.frequent_tokens[:count].astype(np.int64)
@@ -127,7 +132,7 @@ def _write(adapter: Adapter, model: Model) -> Written:
 def _written_heads(method: DFlash) -> tuple[str, dict[str, Any]]:
     """The kind that a drafter is, and the keys of this kind alone. Raises UserError for what none of them has."""
     if method.convolution or method.selector_rank:
-        return _DFLASH2, selector_keys(method)
+        return _DFLASH2, dflash2_keys(method)
     if not method.markov_rank and method.confidence_head == "none":
         return _DFLASH, {}
     own = {"markov_rank": method.markov_rank, "markov_head_type": "vanilla"}

@@ -37,6 +37,8 @@ from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
 slow = pytest.mark.slow
 ANCHORS = [1, 2, 7, 15]
+# as in the config that DFlash 2's authors have published
+WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 64, "use_sliding_window": True}
 # What is ours is off: only the layers' shapes and start are not said.
 EXPORTABLE = DFlash(
     block=4,
@@ -66,9 +68,9 @@ def published(folder, model, config, dtype=np.float16):
     [
         pytest.param(authors(), lambda x: x, id="authors"),
         pytest.param(packaged({"attention_bias": True}), fused, id="speculators"),
-        pytest.param(packaged2(), lambda x: x, id="second"),
-        pytest.param(authors2(conv_kernel_size=3), lambda x: x, id="second_authors", marks=slow),
-        pytest.param(packaged2(sample_from_anchor=True), lambda x: x, id="second_anchor", marks=slow),
+        pytest.param(packaged2(), lambda x: x, id="dflash2"),
+        pytest.param(authors2(conv_kernel_size=3), lambda x: x, id="dflash2_authors", marks=slow),
+        pytest.param(packaged2(sample_from_anchor=True), lambda x: x, id="dflash2_anchor", marks=slow),
         pytest.param(dspark(), lambda x: x, id="dspark"),
         pytest.param(dspark(confidence_head_with_markov=False), lambda x: x, id="dspark_state", marks=slow),
         pytest.param(dspark(sample_from_anchor=False), lambda x: x, id="dspark_behind_anchor", marks=slow),
@@ -124,17 +126,36 @@ def test_a_round_trip_is_bit_for_bit(tiny, tmp_path, form, config, dtype):
     assert only_interpretation(tmp_path / "out", tiny).method == adapter.method
 
 
-def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "form", "keys"),
+    [
+        ({}, "dflash", {"mask_token_id": MASK, "target_layer_ids": [0, 1]}),
+        (
+            {"convolution": 3, "convolution_group": 8, "selector_rank": 4, "selector_width": 5},
+            "dflash",
+            {"conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 5},
+        ),
+        (
+            {"markov_rank": 4, "markov_tables": True, "confidence_head": "markov", "sample_from_anchor": True},
+            "speculators",
+            {"markov_rank": 4, "enable_confidence_head": True, "confidence_head_with_markov": True},
+        ),
+    ],
+    ids=["dflash", "dflash2", "dspark"],
+)
+def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path, changes, form, keys):
     """Its layers' shapes are its own then."""
-    adapter = Adapter(EXPORTABLE, trained(EXPORTABLE, tiny.base), tiny.fingerprint, {})
-    write_published(tmp_path / "out", adapter, tiny, "dflash", "float32")
+    method = dataclasses.replace(EXPORTABLE, **changes)
+    adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {})
+    write_published(tmp_path / "out", adapter, tiny, form, "float32")
     again = only_interpretation(tmp_path / "out", tiny)
     jax.tree.map(np.testing.assert_array_equal, again.trainable, adapter.trainable)
-    assert again.method.layer_shapes(tiny.config) == dataclasses.replace(TINY, head_norms=True, num_layers=2)
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dflash_config"] == {
-        "mask_token_id": MASK,
-        "target_layer_ids": [0, 1],
-    }
+    shapes = dataclasses.replace(TINY, head_norms=True, num_layers=2)
+    assert again.method == dataclasses.replace(method, shapes=again.method.shapes, head_norms=again.method.head_norms)
+    assert again.method.layer_shapes(tiny.config) == shapes
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    config = config.get("dflash_config", config)
+    assert {key: config[key] for key in keys} == keys
 
 
 @slow
@@ -213,8 +234,18 @@ def test_wrong_tensors_are_named(tiny, tmp_path, change, message):
         (authors(architectures=["DFlash2DraftModel"]), "key 'conv_kernel_size' is missing"),
         (authors2(), "tensor 'layers.0.attention_conv.base_kernel' is missing"),
         (authors2(output_multiplier=0.5), "dflash_config.'output_multiplier' 0.5 is not known in this form"),
+        (authors2(final_logit_softcapping=30.0), "dflash_config.'final_logit_softcapping' 30.0 is not known"),
+        (authors2(input_embedding_scale=2.0), "dflash_config.'input_embedding_scale' 2.0 is not known"),
+        (
+            authors2(output_multiplier=0.5, final_logit_softcapping=30.0) | WINDOWS,
+            "'output_multiplier' 0.5 is not known",
+        ),
+        (authors2() | WINDOWS, "sliding_window 64 is not supported in a drafter"),
+        (authors2(conv_kernel_size=5), "dflash_config: conv_kernel_size must be a whole number from 1 to 4, got 5"),
         (authors2(conv_group_size=5), "conv_group_size 5 does not divide the width 32"),
-        (packaged2(selector_top_k=0), "selector_top_k must be a whole number"),
+        (packaged2(selector_top_k=0), "selector_top_k must be a whole number from 1 to 16"),
+        (packaged2(selector_top_k=17), "selector_top_k must be a whole number from 1 to 16, got 17"),
+        (packaged2(draft_vocab_size=4), "draft_vocab_size must be 16: DFlash 2 drafts all tokens, got 4"),
         (packaged2(markov_rank=4), "'markov_rank' 4 is not known in this form"),
         (dspark(markov_head_type="gated"), "markov_head_type must be vanilla: gated .* not supported, got 'gated'"),
         (dspark(), "tensor 'markov_head.markov_w1.weight' is missing"),
@@ -234,6 +265,12 @@ def test_wrong_configs_are_named(tiny, tmp_path, config, message):
         only_interpretation(save(tmp_path, config, tensors), tiny)
 
 
+def test_keys_that_change_nothing_may_be_there(tiny, tmp_path):
+    neutral = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": None}
+    plain, more = (published(tmp_path / str(i), tiny, authors2(**x)) for i, x in enumerate(({}, neutral)))
+    assert only_interpretation(more, tiny).method == only_interpretation(plain, tiny).method
+
+
 def test_a_confidence_head_that_is_off_has_no_tensors(tiny, tmp_path):
     tensors = make_dflash(dspark(), head_of(tiny))
     assert only_interpretation(save(tmp_path, dspark(), tensors), tiny).method.confidence_head == "markov"
@@ -246,6 +283,26 @@ def test_a_base_that_scales_embeddings_is_refused(tmp_path):
     base = make_tiny(dataclasses.replace(TINY, embedding_scale=2.0))
     with pytest.raises(UserError, match="dflash: 'tiny' scales its embeddings, which no published form of dflash says"):
         only_interpretation(published(tmp_path, base, authors()), base)
+
+
+@pytest.mark.parametrize(
+    ("config", "form", "terms", "changes"),
+    [
+        (authors2(), "dflash", {"convolution": 2, "selector_rank": 4}, {"logit_scale": 0.5}),
+        (dspark(), "speculators", {"markov_rank": 4, "markov_tables": True}, {"logit_cap": 30.0}),
+    ],
+    ids=["dflash2", "dspark"],
+)
+def test_terms_are_refused_over_a_base_that_changes_logits(tmp_path, config, form, terms, changes):
+    """Published code adds them to logits that are neither scaled nor capped. Without them only ranks count."""
+    base = make_tiny(dataclasses.replace(TINY, **changes))
+    folder, [(name, value)] = published(tmp_path / "in", base, config), changes.items()
+    adapter = Adapter(dataclasses.replace(EXPORTABLE, **terms), {}, base.fingerprint, {})
+    with pytest.raises(UserError, match=f"the form {form} is not for bases with {name} {value}"):
+        only_interpretation(folder, base)
+    with pytest.raises(UserError, match=f"the form {form} is not for bases with {name} {value}"):
+        write_published(tmp_path / "out", adapter, base, form)
+    assert only_interpretation(published(tmp_path / "plain", base, authors()), base).method.name == "dflash"
 
 
 @pytest.mark.parametrize(
@@ -279,11 +336,18 @@ def test_what_a_form_lacks_is_named(tiny, tmp_path, settings, form, message):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_second_of_the_package_drafts_all_tokens(tiny, tmp_path):
+def test_dflash2_of_the_package_drafts_all_tokens(tiny, tmp_path):
+    """Whatever an adapter drafts by default, unless it has learned few tokens alone."""
     method = dataclasses.replace(EXPORTABLE, convolution=2, selector_rank=4)
-    adapter = Adapter(method, {}, tiny.fingerprint, {"draft_vocabulary": 4})
+    adapter = Adapter(method, trained(method, tiny.base), tiny.fingerprint, {"draft_vocabulary": 4}, np.arange(4))
+    write_published(tmp_path / "out", adapter, tiny, "speculators", "float32")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["draft_vocab_size"] == TOKENS
+    again = only_interpretation(tmp_path / "out", tiny)
+    assert again.frequent_tokens is None
+    jax.tree.map(np.testing.assert_array_equal, again.trainable, adapter.trainable)
+    few = dataclasses.replace(adapter, method=dataclasses.replace(method, vocabulary=4))
     with pytest.raises(UserError, match="DFlash 2 in the form speculators has no vocabulary"):
-        write_published(tmp_path / "out", adapter, tiny, "speculators")
+        write_published(tmp_path / "few", few, tiny, "speculators")
 
 
 def test_the_method_of_a_form_that_several_have(tiny, tmp_path):
