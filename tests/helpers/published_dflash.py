@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tests.helpers.published import DRAFTED, TOKENS, WIDTH
+from jaxspec.methods import DFlash
+from tests.helpers.published import DRAFTED, TOKENS, WIDTH, save
 
 BLOCK, MASK = 4, 13
 LAYER = {
@@ -20,6 +21,19 @@ LAYER = {
     "layer_types": ["full_attention"] * 2,
     "torch_dtype": "float16",
 }
+
+# What is ours is off: only the layers' shapes and start are not said.
+EXPORTABLE = DFlash(
+    block=4,
+    layers=2,
+    tapped=(1, 2),
+    sample_from_anchor=False,
+    from_newest=False,
+    even=False,
+    mask_token=MASK,
+    head_norms=True,
+    start="random",
+)
 
 
 def authors(dflash=(), **more):
@@ -114,6 +128,16 @@ def make_dflash(config, head, dtype=np.float16, seed=0):
         tensors |= {"d2t": DRAFTED - np.arange(len(DRAFTED)), "t2d": np.isin(np.arange(TOKENS), DRAFTED)}
         tensors["lm_head.weight"] = head[DRAFTED].astype(dtype)
     return tensors
+
+
+def head_of(model):
+    """The base's projection [V, D]."""
+    return np.ascontiguousarray(np.asarray(model.params["lm_head"], np.float32).T)
+
+
+def published(folder, model, config, dtype=np.float16):
+    """The folder of a random drafter."""
+    return save(folder, config, make_dflash(config, head_of(model), dtype))
 
 
 def dflash2_of(config):
