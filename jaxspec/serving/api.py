@@ -34,7 +34,6 @@ from jaxspec.serving.protocol import Asked, Prompt, parse
 from jaxspec.serving.replies import Choice, Replies
 from jaxspec.serving.request import Busy, Closed
 from jaxspec.serving.tokens import detokenize, parse_tokens, tokenize
-from jaxspec.weights.spelling import Spelling
 
 MAX_BODY_BYTES = 4 * 2**20  # largest request body
 _PAGE = Path(__file__).parent / "page.html"
@@ -98,7 +97,7 @@ class Api:
         self._engine, self._names, self._key, self._max_body_bytes = engine, names, api_key, max_body_bytes
         self._name, self._draft_metrics = names[0], draft_metrics
         self._metrics, self._started = Metrics(engine, self._name), int(time.time())
-        self._spelling = Spelling(engine.model.tokenizer)
+        self._spelling = engine.model.spelling
 
     def guarded(self, handler: Handler) -> Handler:
         """A handler that checks the key, and whose errors become JSON and a line in the log."""

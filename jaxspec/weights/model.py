@@ -154,10 +154,11 @@ class Model:
         characters, too: then the text of some tokens would not be the beginning of that of more tokens.
         """
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return self._spelling.text(tokens) if "\ufffd" in text and self._spelling.has_bytes else text
+        return self.spelling.text(tokens) if "\ufffd" in text and self.spelling.has_bytes else text
 
     @functools.cached_property
-    def _spelling(self) -> Spelling:
+    def spelling(self) -> Spelling:
+        """Bytes and texts of single tokens."""
         return Spelling(self.tokenizer)
 
 
