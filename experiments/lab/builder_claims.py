@@ -11,7 +11,7 @@ import numpy as np
 from experiments.lab.page import section
 from experiments.lab.row_costs import Costs, cpu_costs, gpu_costs
 from experiments.lab.speeds import Counted, at_every_size, verdict
-from experiments.lab.tree_tables import BUILDERS, DECODED_SIZES, PPD_SIZES
+from experiments.lab.tree_tables import BUILDERS, DECODED_SIZES, PPD_SIZES, label_of
 from jaxspec.bench.metrics import Estimate, estimate
 from jaxspec.bench.report import interval
 
@@ -28,11 +28,6 @@ def builder_sections(counted: Counted, decoded: Mapping[str, Any] | None) -> lis
       decoded: what `measure_speeds` found of some sizes of the thesis's trees on a CPU; None for nothing.
     """
     return [_conclusions(counted, decoded), _sizes(counted)]
-
-
-def label_of(builder: str, size: int) -> str:
-    """As results name a tree."""
-    return f"{builder}, size {size}"
 
 
 def _conclusions(counted: Counted, decoded: Mapping[str, Any] | None) -> str:

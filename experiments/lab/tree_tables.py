@@ -19,6 +19,12 @@ DECODED_TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by si
     "ppd": {str(size): BUILDERS["stripped"].format(size=size) for size in DECODED_SIZES},
 }
 
+
+def label_of(builder: str, size: int) -> str:
+    """As results name one of PPD's trees."""
+    return f"{builder}, size {size}"
+
+
 TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by label
     "bita": {
         "straightforward": "straightforward:3",
@@ -30,7 +36,7 @@ TREES: dict[str, dict[str, str]] = {  # by adapter: specifications by label
     },
     "space": {f"{k} mask{'s' if k > 1 else ''}": f"chain:{k}" for k in (1, 2, 3, 4, 5)},
     "ppd": {
-        f"{builder}, size {size}": spec.format(size=size, nodes=1 + size // 4)
+        label_of(builder, size): spec.format(size=size, nodes=1 + size // 4)
         for builder, spec in BUILDERS.items()
         for size in PPD_SIZES
     },
