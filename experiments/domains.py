@@ -122,9 +122,9 @@ def answers(
                 texts[i, turn] = prompts[place], answer
                 spoken[i] += [questions[i].turns[turn], model.decode(answer)]
                 progress.update(len(texts))
-    found = [texts[key] for key in sorted(texts)]
-    write_json(file, {"setting": identity, "texts": found})
-    return found
+    in_order = [texts[key] for key in sorted(texts)]
+    write_json(file, {"setting": identity, "texts": in_order})
+    return in_order
 
 
 def drafter_of(names: str, model: Model) -> Drafter:
@@ -141,7 +141,7 @@ def record_ranks(
     """By method `accuracy` of its adapter, `probe_rows` of a probe, and `ranks` of every answer's tokens in words.
 
     An answer of one token, which no step follows, has empty words. `file` has the words of the answers that are done:
-    the next call with the same setting goes on from there.
+    the next call with the same setting resumes there.
     """
     identity = setting | {"drafter": drafter.digest}
     held = read_json(file) if file.exists() else {}
@@ -166,12 +166,12 @@ def record_ranks(
 def _words(drafter: Drafter, texts: Sequence[tuple[list[int], list[int]]]) -> list[list[list[str]]]:
     """For every answer, and every source of the drafter, a word per distance."""
     lasting = [i for i, (_, answer) in enumerate(texts) if len(answer) > 1]
-    found = [[[""] * source.facts.distances for source in drafter.sources] for _ in texts]
+    words = [[[""] * source.facts.distances for source in drafter.sources] for _ in texts]
     recordings = record(drafter, [texts[i] for i in lasting], batch_size=_TOGETHER)
     for number in range(len(drafter.sources)):
         for i, ranks in zip(lasting, ranks_of(recordings, number).along_answers, strict=True):
-            found[i][number] = words_of(ranks)
-    return found
+            words[i][number] = words_of(ranks)
+    return words
 
 
 if __name__ == "__main__":

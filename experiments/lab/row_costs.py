@@ -54,8 +54,8 @@ def gpu_costs() -> Costs:
     A step of few rows may be padded: where more rows take less time, these count. Drafting is computed: the kernels
     that the compiled step of a method has beyond one that drafts nothing, each of 1.7 microseconds.
     """
-    found = {_GPU_STEP.fullmatch(name): figures for name, figures in read_json(_GPU)["figures"].items()}
-    timed = {int(match[1]): figures["milliseconds"] / 1000 for match, figures in found.items() if match}
+    by_match = {_GPU_STEP.fullmatch(name): figures for name, figures in read_json(_GPU)["figures"].items()}
+    timed = {int(match[1]): figures["milliseconds"] / 1000 for match, figures in by_match.items() if match}
     rows = sorted(timed)
     padded = np.minimum.accumulate([timed[count] for count in reversed(rows)])[::-1]
     latency = RowLatency(tuple(rows), tuple(padded.tolist()))

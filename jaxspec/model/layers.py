@@ -78,12 +78,12 @@ def held(
     module: nn.Module,
     name: str,
     shape: tuple[int, ...],
-    first: nn.initializers.Initializer = nn.initializers.normal(0.02),
+    initial: nn.initializers.Initializer = nn.initializers.normal(0.02),
 ) -> jax.Array:
-    """A module's kernel in the layout it is held in; `init` makes a plain one of this shape by `first`."""
+    """A module's kernel in the layout it is held in; `init` makes a plain one of this shape by `initial`."""
     if module.has_variable("params", name):
         return module.get_variable("params", name)
-    return module.param(name, first, shape)
+    return module.param(name, initial, shape)
 
 
 class Attention(nn.Module):

@@ -91,7 +91,7 @@ class TokenTexts:
             self._added = self._empty or self._may_add
 
     def _continues(self, own: bytes) -> bool:
-        """Whether bytes go on with the character that the bytes before them have begun, if they have."""
+        """Whether bytes continue a character that the bytes before them have begun."""
         try:
             codecs.utf_8_decode(self._characters.getstate()[0] + own[:1], "strict", False)
         except UnicodeDecodeError:
