@@ -18,7 +18,8 @@ from jaxspec.model.cache import Cache
 
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
-_MAX_BACKOFF_STEPS = 16
+_MAX_BACKOFF = 16
+_CHEAP_TRIAL = 0.25  # of a step without a draft: what a step to try one may take in addition
 
 PREDICTED = 1 << 30  # the bit, beside those of sources, of what a source has from the predicted text
 
@@ -141,11 +142,20 @@ class Pace:
         blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
         return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind)
 
-    @property
-    def rests(self) -> jax.Array:
-        """Whether no draft has paid of late and none is due to be tried: after 1, 2, 4, 8, 16, 32, 48 ... steps."""
+    def rests(self, costs: jax.Array) -> jax.Array:
+        """Whether no draft has paid of late and none is due to be tried: after 1, 2, 4, 8, 16, 32, 48 ... steps.
+
+        Where a step with a draft takes more than `_CHEAP_TRIAL` in addition, as with many rows on a CPU, each of these
+        numbers is so many times larger.
+
+        Args:
+          costs: [B or 1, K], of a step of each size.
+        """
+        trial = (costs[:, 1] - costs[:, 0]) / costs[:, 0]
+        times = jnp.maximum(jnp.max(jnp.round(trial / _CHEAP_TRIAL)), 1).astype(jnp.int32)
         idle = jnp.max(jnp.where(self.active, self.idle, 0))
-        return (jnp.bitwise_and(idle, idle - 1) != 0) & (idle % _MAX_BACKOFF_STEPS != 0)
+        waits, within = idle // times, idle % times != 0
+        return within | (jnp.bitwise_and(waits, waits - 1) != 0) & (waits % _MAX_BACKOFF != 0)
 
 
 @flax.struct.dataclass

@@ -17,6 +17,10 @@ from jaxspec.decoding.draft import Draft, Drawn, Offer, Pace
 from jaxspec.decoding.growth import grow
 from jaxspec.decoding.tree import Tree, owned_probes, select_trees
 
+# The time of a larger step beyond the smallest one's counts so many times. The largest of many estimates of a worth is
+# more often too high than too low, and a busy machine makes rows dearer than they were when they were measured.
+_CAUTION = 1.25
+
 
 @flax.struct.dataclass
 class StaticTree:
@@ -189,10 +193,11 @@ class Best:
         """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
         price = jnp.maximum(pace.tokens / pace.time, 1 / costs[:, 0])  # the smallest step makes a token in any case
-        worth = tokens - price[:, None] * costs
+        smallest = costs[:, :1]
+        worth = tokens - price[:, None] * (smallest + _CAUTION * (costs - smallest))
         total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
         worthwhile = jnp.argmax(total)
-        size = jnp.maximum(worthwhile, ~pace.rests) if self.alone else worthwhile
+        size = jnp.maximum(worthwhile, ~pace.rests(costs)) if self.alone else worthwhile
         return jnp.full(len(log_p), size, jnp.int32), jnp.full(len(log_p), size > worthwhile)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:

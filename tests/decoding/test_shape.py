@@ -132,7 +132,7 @@ def pace_of(tokens, active=(True, True, True), idle=0, blind=False):
 
 @pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
 def test_a_step_has_the_size_that_is_worth_most(milliseconds):
-    """Tokens to expect, less what its time brings, of all rows that are not done.
+    """Tokens to expect, less what its time brings, of all rows that are not done; further time counts 1.25 times.
 
     Time brings tokens at the pace of late, but at least as many as autoregressive decoding.
     """
@@ -146,7 +146,7 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
         draft, full = sized(best, offers, pace), choose(whole, offers)
         p, price = np.exp(full.log_p), np.maximum(pace.tokens / pace.time, 1 / 20)
         worth = [
-            sum(p[b, :size].sum() - price[b] * cost for b in (0, 2))
+            sum(p[b, :size].sum() - price[b] * (20 + 1.25 * (cost - 20)) for b in (0, 2))
             for size, cost in zip(sizes, milliseconds, strict=True)
         ]
         assert draft.size.tolist() == [int(np.argmax(worth))] * B
@@ -184,14 +184,16 @@ def test_the_pace_of_late_forgets():
     assert pace.active.tolist() == [True, False]
 
 
-def test_drafting_that_does_not_pay_is_tried_less_and_less():
-    active = jnp.array([True, False])
+@pytest.mark.parametrize(("costs", "times"), [((20, 25, 99), 1), ((20, 40, 99), 4)])
+def test_drafting_that_does_not_pay_is_tried_less_and_less(costs, times):
+    """The rarer, the longer a step with a draft takes."""
+    active, costs = jnp.array([True, False]), jnp.array([costs], jnp.float32)
     pace, tried = Pace.begin(active, jnp.float32(20.0)), []
-    for step in range(1, 50):
+    for step in range(1, 50 * times):
         pace = pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(False))
-        tried += [] if pace.rests else [step]
-    assert tried == [1, 2, 4, 8, 16, 32, 48]
-    assert not pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(True)).rests
+        tried += [] if pace.rests(costs) else [step]
+    assert tried == [times * waits for waits in (1, 2, 4, 8, 16, 32, 48)]
+    assert not pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(True)).rests(costs)
 
 
 def test_ancestors_follow_from_parents():

@@ -82,7 +82,9 @@ def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temp
 
 def test_probes_rest_and_are_tried_again(model):
     """Where no draft pays, probes are tried less and less, and what they offer is looked at in the step after."""
-    drafter = with_default(union([PPD()], model, 8), costs=DEAR)
+    drafter = union([PPD()], model, 8)
+    costs = RowCosts((1.0, 4.0, 64.0), ((1.0, 1.2, 64.0),) * 2, {cost_name(drafter): (0.0, 0.0)})
+    drafter = with_default(drafter, costs=costs)
     job = Job(drafter, Settings(), 1)
     state, sizes, offered = job.begin([[1, 2, 3]], 40, 1, *job.sizes(3, 40)).state, [], []
     for step in range(36):

@@ -28,7 +28,7 @@ def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch):
 
     def counted(decoding, state, steps):
         after = decode(decoding, state, steps)
-        ran.append((int(np.asarray(state.draft.size)[0]), bool(np.asarray(after.pace.rests))))
+        ran.append((int(np.asarray(state.draft.size)[0]), bool(np.asarray(after.pace.rests(decoding.costs)))))
         return after
 
     monkeypatch.setattr(sizes, "decode", counted)
