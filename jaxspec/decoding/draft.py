@@ -19,7 +19,8 @@ from jaxspec.model.cache import Cache
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
 _MAX_BACKOFF = 16
-_CHEAP_TRIAL = 0.25  # of a step without a draft: what a step to try one may take in addition
+_MOST_TIMES = 1024
+_CHEAP_TRIAL = 0.25  # of a step without a draft: what a step that tries one may take in addition
 
 PREDICTED = 1 << 30  # the bit, beside those of sources, of what a source has from the predicted text
 
@@ -87,6 +88,13 @@ class Draft:
             rows &= ~self.forced
         return jnp.any(self.valid[:, 1:] & rows[:, None])
 
+    def resting(self) -> Draft:
+        """The root alone, as a step of the smallest size has it; the draft itself where there is one size."""
+        if self.size is None:
+            return self
+        root = self.valid & (jnp.arange(self.valid.shape[1]) == 0)
+        return self.replace(valid=root, size=jnp.zeros_like(self.size), forced=jnp.zeros_like(self.forced))
+
     def first(self, count: int) -> Draft:
         """The first nodes, with all probes; of candidates that were drawn, all of them."""
         log_p = None if self.log_p is None else self.log_p[:, :count]
@@ -106,6 +114,7 @@ class Pace:
         rows.
       blind: [B] bool, whether the last step left out the rows that a method adds; of a new row True, else the same in
         all rows.
+      drafting: [B] bool, rows that may have drafts.
     """
 
     tokens: jax.Array
@@ -113,12 +122,14 @@ class Pace:
     active: jax.Array
     idle: jax.Array
     blind: jax.Array
+    drafting: jax.Array
 
     @classmethod
-    def begin(cls, active: jax.Array, cost: jax.Array) -> Pace:
-        """One token per step of a cost [B or 1]; a prompt has no added rows."""
-        steps = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32)
-        return cls(steps, steps * cost, active, jnp.zeros(active.shape, jnp.int32), jnp.ones(active.shape, bool))
+    def begin(cls, active: jax.Array, cost: jax.Array, drafting: jax.Array | None = None) -> Pace:
+        """One token per step of a cost [B or 1]; a prompt has no added rows. `drafting` is by default all rows."""
+        steps, yes = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32), jnp.ones(active.shape, bool)
+        idle = jnp.zeros(active.shape, jnp.int32)
+        return cls(steps, steps * cost, active, idle, yes, yes if drafting is None else jnp.asarray(drafting))
 
     def after(
         self,
@@ -140,22 +151,23 @@ class Pace:
         idle = jnp.where(drafted, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)
         tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + cost
         blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
-        return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind)
+        return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind, self.drafting)
 
     def rests(self, costs: jax.Array) -> jax.Array:
         """Whether no draft has paid of late and none is due to be tried: after 1, 2, 4, 8, 16, 32, 48 ... steps.
 
-        Where a step with a draft takes more than `_CHEAP_TRIAL` in addition, as with many rows on a CPU, each of these
-        numbers is so many times larger.
+        Where a step with a draft takes more than `_CHEAP_TRIAL` in addition, as with many rows on a CPU, these numbers
+        grow with the square of that: twice as dear a draft is also less likely to pay.
 
         Args:
           costs: [B or 1, K], of a step of each size.
         """
-        trial = (costs[:, 1] - costs[:, 0]) / costs[:, 0]
-        times = jnp.maximum(jnp.max(jnp.round(trial / _CHEAP_TRIAL)), 1).astype(jnp.int32)
+        trial = jnp.max((costs[:, 1] - costs[:, 0]) / costs[:, 0])
+        times = jnp.clip(jnp.round((trial / _CHEAP_TRIAL) ** 2), 1, _MOST_TIMES).astype(jnp.int32)
         idle = jnp.max(jnp.where(self.active, self.idle, 0))
         waits, within = idle // times, idle % times != 0
-        return within | (jnp.bitwise_and(waits, waits - 1) != 0) & (waits % _MAX_BACKOFF != 0)
+        rests = within | (jnp.bitwise_and(waits, waits - 1) != 0) & (waits % _MAX_BACKOFF != 0)
+        return rests | ~jnp.any(self.active & self.drafting)
 
 
 @flax.struct.dataclass

@@ -139,8 +139,10 @@ class Slots:
         """Begin to decode a request whose prompt was read. There must be room."""
         if None not in self._requests:
             self._resize(min(2 * len(self._requests), self._count))
-        row = self._requests.index(None)
-        self._state = insert(self._state, reader.state(self._width), np.array([row], np.int32))
+        row, state = self._requests.index(None), reader.state(self._width)
+        if self._used:  # the size of its own draft was chosen by the costs of one row, and would be that of all
+            state = state.replace(draft=state.draft.resting())
+        self._state = insert(self._state, state, np.array([row], np.int32))
         self._requests[row] = request
 
     def advance(self, steps: int) -> None:

@@ -127,7 +127,8 @@ def sized(best, offers, pace):
 
 
 def pace_of(tokens, active=(True, True, True), idle=0, blind=False):
-    return Pace(jnp.array(tokens), jnp.full(B, 200.0), jnp.array(active), jnp.full(B, idle), jnp.full(B, blind))
+    fields = (jnp.full(B, 200.0), jnp.array(active), jnp.full(B, idle), jnp.full(B, blind), jnp.full(B, True))
+    return Pace(jnp.array(tokens), *fields)
 
 
 @pytest.mark.parametrize("milliseconds", [(20, 21, 26), (20, 30, 60), (20, 20, 20)])
@@ -184,7 +185,7 @@ def test_the_pace_of_late_forgets():
     assert pace.active.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(("costs", "times"), [((20, 25, 99), 1), ((20, 40, 99), 4)])
+@pytest.mark.parametrize(("costs", "times"), [((20, 25, 99), 1), ((20, 30, 99), 4)])
 def test_drafting_that_does_not_pay_is_tried_less_and_less(costs, times):
     """The rarer, the longer a step with a draft takes."""
     active, costs = jnp.array([True, False]), jnp.array([costs], jnp.float32)
@@ -194,6 +195,12 @@ def test_drafting_that_does_not_pay_is_tried_less_and_less(costs, times):
         tried += [] if pace.rests(costs) else [step]
     assert tried == [times * waits for waits in (1, 2, 4, 8, 16, 32, 48)]
     assert not pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(True)).rests(costs)
+
+
+def test_nothing_is_tried_where_no_row_may_draft():
+    active, costs = jnp.array([True, True, False]), jnp.array([[20.0, 21.0, 22.0]])
+    for drafting, rests in (([False, False, True], True), ([False, True, False], False)):
+        assert bool(Pace.begin(active, jnp.float32(20.0), jnp.array(drafting)).rests(costs)) == rests
 
 
 def test_ancestors_follow_from_parents():

@@ -12,13 +12,16 @@ import pytest
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import Match
 from jaxspec.decoding.prompt import read
+from jaxspec.drafters.defaults import with_default
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import generate
+from jaxspec.methods import PPD, PromptLookup
 from jaxspec.serving import reader
 from jaxspec.serving.engine import Engine
-from jaxspec.serving.request import Busy, Closed
+from jaxspec.serving.request import Busy, Closed, Request
 from jaxspec.serving.slots import Slots
+from tests.helpers.methods import union
 from tests.helpers.model import log_probabilities
 from tests.helpers.serving import LIMITS, answer, idle, letters
 
@@ -369,3 +372,18 @@ def test_memory_is_known_at_the_start(drafter):
 def test_prefixes_that_no_memory_is_given_to_are_told_of(drafter, caplog):
     Slots(drafter, Match(), dataclasses.replace(LIMITS, prefix_bytes=100))
     assert "are read again every time: limits.prefix-bytes is 100, and 16 tokens take" in caplog.text
+
+
+def test_a_new_request_joins_a_step_of_the_smallest_size(drafter):
+    """Its own draft was chosen by the costs of one row; as many rows for all others would be dear."""
+    sized = with_default(union([PPD(), PromptLookup()], drafter.model, 8))
+    slots, sizes = Slots(sized, Match(), LIMITS), []
+    for prompt in ([1, 2, 3], [4, 5, 6]):
+        request = Request(prompt, max_new_tokens=8)
+        reader = slots.reader(request)
+        while not reader.finished:
+            reader.read_chunk()
+        slots.place(request, reader)
+        sizes.append(slots._state.draft.size.tolist())
+    assert sizes[0] == [1] and sizes[1][1] == 0
+    assert not slots._state.draft.valid[1, 1:].any()
