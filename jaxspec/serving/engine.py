@@ -236,7 +236,8 @@ class Engine:
             if self._read_chunk():
                 self._hand_out()
             if self._running:
-                self._slots.advance(self.limits.steps_per_chunk)
+                waiting = len(self._waiting) + (self._reading is not None)
+                self._slots.advance(self.limits.steps_per_chunk, waiting)
                 self._hand_out()
         except Exception as error:  # of the devices: the state that all rows share is lost
             _log.exception("requests failed")

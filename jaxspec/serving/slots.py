@@ -145,9 +145,15 @@ class Slots:
         self._state = insert(self._state, state, np.array([row], np.int32))
         self._requests[row] = request
 
-    def advance(self, steps: int) -> None:
-        """Run some steps, or fewer where all requests are done."""
-        self._state = decode(self._decoding(self._requests), self._state, np.int32(steps))
+    def advance(self, steps: int, waiting: int = 0) -> None:
+        """Run some steps, or fewer where all requests are done.
+
+        Args:
+          steps: at most.
+          waiting: requests whose prompts are to be read after them. The time of a larger step is also theirs.
+        """
+        share = 1 + min(waiting, self.free) / max(len(self._used), 1)
+        self._state = decode(self._decoding(self._requests, share), self._state, np.int32(steps))
 
     def progress(self) -> Iterator[tuple[Request, Piece, Scores | None]]:
         """For each request its answer so far, without text, and the scores of all tokens if a request asks for any."""
@@ -212,12 +218,17 @@ class Slots:
         self.times[rows], self._state = measure_sizes(decodings, self._state, ROUNDS)
         self._free_rows(range(rows))
 
-    def _decoding(self, requests: Sequence[Request | None]) -> Decoding:
-        """Constants of decoding rows with these requests; free rows are greedy."""
+    def _decoding(self, requests: Sequence[Request | None], share: float = 1.0) -> Decoding:
+        """Constants of decoding rows with these requests; free rows are greedy.
+
+        `share` is how many times the time of a larger step counts: once for each request, of those that wait too.
+        """
         asked = [request or Request([]) for request in requests]
         drafter, shape = self._drafter, self._drafter.shape
         if times := self.times.get(len(requests)):
-            drafter = drafter.replace(shape=shape.replace(costs=np.array([each.sizes for each in times], np.float32)))
+            costs = np.array([each.sizes for each in times], np.float32)
+            costs = costs[:, :1] + share * (costs - costs[:, :1])
+            drafter = drafter.replace(shape=shape.replace(costs=costs.astype(np.float32)))
         return Decoding(
             base=self._model.base_for(len(requests) * self._least_rows),
             drafter=drafter,

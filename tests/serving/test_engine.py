@@ -21,6 +21,7 @@ from jaxspec.serving import reader
 from jaxspec.serving.engine import Engine
 from jaxspec.serving.request import Busy, Closed, Request
 from jaxspec.serving.slots import Slots
+from jaxspec.tuning.sizes import SizeTimes
 from tests.helpers.methods import union
 from tests.helpers.model import log_probabilities
 from tests.helpers.serving import LIMITS, answer, idle, letters
@@ -387,3 +388,13 @@ def test_a_new_request_joins_a_step_of_the_smallest_size(drafter):
         sizes.append(slots._state.draft.size.tolist())
     assert sizes[0] == [1] and sizes[1][1] == 0
     assert not slots._state.draft.valid[1, 1:].any()
+
+
+def test_time_counts_for_those_that_wait_too(drafter):
+    """With as many requests waiting as running, further time counts twice."""
+    slots = Slots(with_default(union([PPD(), PromptLookup()], drafter.model, 8)), Match(), LIMITS)
+    slots.times = {1: [SizeTimes(np.array([20.0, 24.0, 26.0, 30.0]), 0.0)] * 2}
+    seen = []
+    for share in (1.0, 2.0):
+        seen.append(np.asarray(slots._decoding([Request([1])], share).drafter.shape.costs)[0].tolist())
+    assert seen == [[20, 24, 26, 30], [20, 28, 32, 40]]
