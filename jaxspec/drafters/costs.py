@@ -102,7 +102,7 @@ def check_costs_file() -> None:
 
 
 def save_costs(model: Model, batch_size: int, costs: RowCosts, rounds: int) -> str:
-    """Keep costs, beside those of other bases, other numbers of rows and other drafters.
+    """Keep costs, beside those of other bases and of other drafters.
 
     Args:
       model: the base.
@@ -183,8 +183,18 @@ def _costs(tables: Mapping[str, _Table]) -> RowCosts:
 
 
 def _merged(kept: Mapping[str, _Table], new: Mapping[str, _Table]) -> dict[str, _Table]:
-    """Of each measurement the one of more steps, else the newer one."""
-    return {
-        part: table | {name: row for name, row in new[part].items() if name not in table or row[2] >= table[name][2]}
-        for part, table in kept.items()
+    """Of two measurements the one of more steps, else the newer one: all its rows, and what drafting each adds.
+
+    Rows of both together would not rise: a machine is not equally busy at both times.
+    """
+    drafting = kept["drafting"] | {
+        name: row
+        for name, row in new["drafting"].items()
+        if name not in kept["drafting"] or row[2] >= kept["drafting"][name][2]
     }
+    return {"rows": max(new["rows"], kept["rows"], key=_rounds), "drafting": drafting}
+
+
+def _rounds(rows: _Table) -> int:
+    """Of how many steps the costs of all rows are the fastest."""
+    return min(rounds for _, _, rounds in rows.values())
