@@ -48,17 +48,24 @@ clients: setup
 # The figures of docs/results.md, from the even ones of Spec-Bench's questions and some of HumanEval's: hours on two cores.
 # Resumes where it stopped; makes runs/results/page, whose files are those of docs/. Installs PyTorch, which transformers
 # is raced on; that and 1b's steps may fail, for want of network or memory, and the page is made without them.
-PAGE := greedy code sampled trees space latency latency_1b peers
+# Of each of Spec-Bench's kinds some questions whose lengths need four programs in all: compiling more takes hours
+SHORT := 82|108|116|128|142|160|164|190|212|218|294|314|320|334|340|344|358|410|422|430|468|482|484|492
+PAGE := defaults defaults_sampled greedy code trees space latency latency_1b peers
+UNIONS := eagle+suffix hydra+suffix amphista+suffix hidden_transfer+suffix suffix
 PAPERS := ppd bita space hidden_transfer medusa hydra amphista
+DEFAULTS := $(foreach name,autoregressive autoregressive $(UNIONS) hidden_transfer ppd,--run $(name))
 RUNS := --run autoregressive --run autoregressive $(foreach name,$(PAPERS),--run "$(name) tree=own")
 COMPARE := $(BIN)/python -m jaxspec bench compare
 SPEC := --data runs/results/spec_bench_dev.jsonl
 ALL := $(COMPARE) $(RUNS) --max-new-tokens 128
 results: questions setup
 	-$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
+	$(COMPARE) $(DEFAULTS) --run bita --run space --run amphista --max-new-tokens 128 \
+		--data runs/results/spec_bench_24.jsonl --output runs/results/defaults
+	$(COMPARE) $(DEFAULTS) --max-new-tokens 128 --temperature 0.8 \
+		--data runs/results/spec_bench_24.jsonl --output runs/results/defaults_sampled
 	$(ALL) $(SPEC) --limit 80 --output runs/results/greedy
 	$(ALL) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
-	$(ALL) $(SPEC) --limit 40 --temperature 0.8 --output runs/results/sampled
 	$(COMPARE) --run "bita tree=own" --run "hidden_transfer tree=own" --run "bita tree=efficient:5 vocabulary=0" \
 		--run "bita tree=sparse:128 vocabulary=0" --run "hidden_transfer tree=sparse:128 vocabulary=0" \
 		$(SPEC) --limit 16 --max-new-tokens 48 --output runs/results/trees
@@ -77,6 +84,7 @@ questions:
 	@grep -E '"question_id": *[0-9]*[02468]\b' "$(SPEC_BENCH)" > runs/results/.chosen || \
 		{ echo "$(SPEC_BENCH): none of Spec-Bench's questions in it"; exit 2; }
 	@mv runs/results/.chosen runs/results/spec_bench_dev.jsonl
+	@grep -E '"question_id": *($(SHORT))\b' "$(SPEC_BENCH)" > runs/results/spec_bench_24.jsonl
 	@$(PYTHON) -m tarfile -e docs/results/code/answers.tar.xz runs/results/stored
 	@grep -ohE 'HumanEval/[0-9]+"' runs/results/stored/answers/run_1/autoregressive.jsonl | sort -u > runs/results/tasks
 	@grep -F -f runs/results/tasks "$(HUMANEVAL)" > runs/results/.chosen || \

@@ -47,37 +47,40 @@ def with_figures(text: str, results: dict[str, Any], gpu: dict[str, Any]) -> str
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise UserError(f"README.md has no two lines {BEGIN} and {END}")
-    figures = [*_cpu(results["greedy"], results["code"]), "", *_on_gpu(gpu)]
+    figures = [*_cpu(results["defaults"], results["defaults_sampled"]), "", *_on_gpu(gpu)]
     return "\n".join([before + BEGIN, *figures, END + after])
 
 
-def _cpu(greedy: dict[str, Any], code: dict[str, Any]) -> list[str]:
-    """A paragraph about the two benchmarks, and the table of their methods, the fastest first."""
+def _cpu(greedy: dict[str, Any], sampled: dict[str, Any]) -> list[str]:
+    """A paragraph about the two benchmarks, and the table of their drafters, the fastest first."""
     setting = greedy["setting"]
-    if any(setting[name] != code["setting"][name] for name in ("device", "jax", "dtype", "code")):
-        raise UserError("README's table joins two benchmarks, which must be of one device, JAX, dtype and code")
+    if any(setting[name] != sampled["setting"][name] for name in ("device", "jax", "dtype", "code", "questions")):
+        raise UserError("README's table joins two benchmarks, which must be of one device, JAX, dtype, code and size")
     drafting = {way: groups for way, groups in greedy["ways"].items() if groups[ALL]["acceptance"]}
     ordered = sorted(drafting, key=lambda way: -drafting[way][ALL]["speedup"]["value"])
-    rows = [_row(way, setting["ways"][way]["rows"], drafting[way], code["ways"][way]) for way in ordered]
+    rows = [_row(way, drafting[way], sampled["ways"].get(way)) for way in ordered]
     plain = greedy["ways"][REFERENCE][ALL]["tokens_per_second"]
-    rows.insert(0, [f"`{REFERENCE}`", 1, "1.00", f"1 ({plain:.0f} tokens/s)"])
+    rows.insert(0, [f"`{REFERENCE}`", "1.00", f"1 ({plain:.0f} tokens/s)"])
+    temperature = sampled["setting"]["settings"]["temperature"]
     said = (
-        f"{setting['model']}, each method alone on {setting['device']} in {setting['dtype']}, jax {setting['jax']}, "
-        f"{setting['began']}: {setting['questions']} questions of Spec-Bench and {code['setting']['questions']} of "
-        f"HumanEval (*code*), greedy, at most {setting['settings']['max_new_tokens']} new tokens, adapters' own trees. "
-        "*Speed* is relative to autoregressive decoding, the median over questions with its 95% interval."
+        f"{setting['model']} on {setting['device']} in {setting['dtype']}, jax {setting['jax']}, {setting['began']}: "
+        f"{setting['questions']} questions of Spec-Bench, at most {setting['settings']['max_new_tokens']} new tokens, "
+        "rows chosen in every step, as by default. *Speed* is relative to autoregressive decoding, the median over "
+        f"questions with its 95% interval; *sampled* is at temperature {temperature}."
     )
-    heads = ["method", "rows per step", "tokens per step", "speed", "mathematics", "code", "translation", "same output"]
+    heads = ["drafter", "tokens per step", "speed", "mathematics", "chat", "translation"]
+    heads += ["sampled: tokens per step", "speed", "same output"]
     return [*_filled(said), "", *table(heads, rows)]
 
 
-def _row(way: str, rows: int, groups: dict[str, Any], code: dict[str, Any]) -> list[Any]:
-    everything, name = groups[ALL], way.removesuffix(" tree=own")
-    speeds = [f["speedup"]["value"] for f in (groups["math_reasoning"], code[ALL], groups["translation"])]
-    same = everything["identical"] + code[ALL]["identical"], everything["answers"] + code[ALL]["answers"]
-    speed = interval(Estimate(**everything["speedup"]))
-    tokens = f"{everything['tokens_per_step']:.2f}"
-    return [f"`{name}`", rows, tokens, speed, *(f"{value:.2f}" for value in speeds), f"{same[0]} of {same[1]}"]
+def _row(way: str, greedy: dict[str, Any], sampled: dict[str, Any] | None) -> list[Any]:
+    everything, measured = greedy[ALL], [greedy[ALL]] + ([sampled[ALL]] if sampled else [])
+    kinds = [f"{greedy[kind]['speedup']['value']:.2f}" for kind in ("math_reasoning", "mt_bench", "translation")]
+    same = [sum(figures[name] for figures in measured) for name in ("identical", "answers")]
+    cells = [f"`{way}`", f"{everything['tokens_per_step']:.2f}", interval(Estimate(**everything["speedup"])), *kinds]
+    if sampled:
+        cells += [f"{sampled[ALL]['tokens_per_step']:.2f}", interval(Estimate(**sampled[ALL]["speedup"]))]
+    return [*cells, *[""] * (0 if sampled else 2), f"{same[0]} of {same[1]}"]
 
 
 def _on_gpu(gpu: dict[str, Any]) -> list[str]:
@@ -102,7 +105,7 @@ def main(args: list[str]) -> None:
     """Write README's figures."""
     options = parse(Options, args, prog="python -m experiments.readme")
     file = Path(options.readme)
-    text = with_figures(read_text(file), read_json(_RESULTS, ("greedy", "code")), read_json(_GPU, ("figures",)))
+    text = with_figures(read_text(file), read_json(_RESULTS, ("defaults", "defaults_sampled")), read_json(_GPU, ("figures",)))
     write_atomically(file, text.encode())
     print(file)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-_CROWDED = 30_000  # mappings, of 65,530
+_HELD, _GRANTED = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")  # memory mappings
 _compiled: list[tuple[float, float]] = []  # spans of time in which JAX traced or compiled
 
 
@@ -69,6 +69,5 @@ def device_name() -> str:
 
 def make_room_for_programs() -> None:
     """Forget compiled programs where they hold half of the memory mappings that Linux grants; without, XLA crashes."""
-    mappings = Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > _CROWDED:
+    if _HELD.exists() and _HELD.read_bytes().count(b"\n") > int(_GRANTED.read_text()) // 2:
         jax.clear_caches()

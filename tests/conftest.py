@@ -8,7 +8,7 @@ import tempfile
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if "PYTEST_XDIST_WORKER" not in os.environ:  # what one worker has compiled the others read, until all are done
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # what one worker has compiled the others read, until all are done
     _PROGRAMS = tempfile.TemporaryDirectory(prefix="jaxspec-tests-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _PROGRAMS.name
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
