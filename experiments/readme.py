@@ -105,8 +105,8 @@ def main(args: list[str]) -> None:
     """Write README's figures."""
     options = parse(Options, args, prog="python -m experiments.readme")
     file = Path(options.readme)
-    text = with_figures(read_text(file), read_json(_RESULTS, ("defaults", "defaults_sampled")), read_json(_GPU, ("figures",)))
-    write_atomically(file, text.encode())
+    results, gpu = read_json(_RESULTS, ("defaults", "defaults_sampled")), read_json(_GPU, ("figures",))
+    write_atomically(file, with_figures(read_text(file), results, gpu).encode())
     print(file)
 
 

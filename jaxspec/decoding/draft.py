@@ -18,9 +18,8 @@ from jaxspec.model.cache import Cache
 
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
-_MAX_BACKOFF = 16
-_MOST_TIMES = 1024
-_CHEAP_TRIAL = 0.25  # of a step without a draft: what a step that tries one may take in addition
+_MAX_BACKOFF, _LONGEST_UNIT = 16, 1024  # units of waiting between two trials, and steps of a unit, at most
+_CHEAP_TRIAL = 0.25  # of a step without a draft: what one that tries it may take in addition where a unit is one step
 
 PREDICTED = 1 << 30  # the bit, beside those of sources, of what a source has from the predicted text
 
@@ -89,7 +88,7 @@ class Draft:
         return jnp.any(self.valid[:, 1:] & rows[:, None])
 
     def resting(self) -> Draft:
-        """The root alone, as a step of the smallest size has it; the draft itself where there is one size."""
+        """The root alone, in a step of the smallest size; the draft itself where there is one size."""
         if self.size is None:
             return self
         root = self.valid & (jnp.arange(self.valid.shape[1]) == 0)
@@ -104,11 +103,11 @@ class Draft:
 
 @flax.struct.dataclass
 class Pace:
-    """The recent speed of rows, tokens per cost, which prices a step's time. Older steps count less and less.
+    """The recent speed of rows, tokens per time, which prices a step's time. Older steps count less and less.
 
     Attributes:
       tokens: [B] float32, emitted.
-      time: [B] float32, taken, in the unit of a shape's costs.
+      time: [B] float32, taken, in steps of the cheapest size: a server's rows come from smaller batches.
       active: [B] bool, rows that are not done.
       idle: [B] int32, steps in a row without a draft that was worth its time; of a new row 0, else the same in all
         rows.
@@ -125,16 +124,16 @@ class Pace:
     drafting: jax.Array
 
     @classmethod
-    def begin(cls, active: jax.Array, cost: jax.Array, drafting: jax.Array | None = None) -> Pace:
-        """One token per step of a cost [B or 1]; a prompt has no added rows. `drafting` is by default all rows."""
-        steps, yes = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32), jnp.ones(active.shape, bool)
+    def begin(cls, active: jax.Array, drafting: jax.Array | None = None) -> Pace:
+        """One token per step of the cheapest size; a prompt has no added rows. `drafting` is by default every row."""
+        steps, every = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32), jnp.ones(active.shape, bool)
         idle = jnp.zeros(active.shape, jnp.int32)
-        return cls(steps, steps * cost, active, idle, yes, yes if drafting is None else jnp.asarray(drafting))
+        return cls(steps, steps, active, idle, every, every if drafting is None else jnp.asarray(drafting))
 
     def after(
         self,
         emitted: jax.Array,
-        cost: jax.Array,
+        time: jax.Array,
         active: jax.Array,
         drafted: jax.Array | bool = True,
         added: jax.Array | bool = True,
@@ -143,31 +142,36 @@ class Pace:
 
         Args:
           emitted: [B] int32, tokens.
-          cost: [B or 1] float32, of the step.
+          time: [B or 1] float32, of the step, in steps of the cheapest size.
           active: [B] bool, rows that go on.
           drafted: whether there was a draft that was worth its time.
           added: whether the step had the rows that a method adds.
         """
-        idle = jnp.where(drafted, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)
-        tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + cost
+        idle = jnp.where(drafted | ~self._any_drafting, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)
+        tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + time
         blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
         return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind, self.drafting)
 
-    def rests(self, costs: jax.Array) -> jax.Array:
-        """Whether no draft has paid of late and none is due to be tried: after 1, 2, 4, 8, 16, 32, 48 ... steps.
+    @property
+    def _any_drafting(self) -> jax.Array:
+        return jnp.any(self.active & self.drafting)
 
-        Where a step with a draft takes more than `_CHEAP_TRIAL` in addition, as with many rows on a CPU, these numbers
-        grow with the square of that: twice as dear a draft is also less likely to pay.
+    def rests(self, trial: jax.Array | float = 0.0) -> jax.Array:
+        """Whether no row may draft, or no draft has paid of late and none is due to be tried.
+
+        One is due after 1, 2, 4, 8, 16, 32, 48 ... units without. A unit is a step; where a trial takes more than
+        `_CHEAP_TRIAL`, as with many rows on a CPU, it grows with the square of that: what is twice as dear is also less
+        likely to pay.
 
         Args:
-          costs: [B or 1, K], of a step of each size.
+          trial: [B or 1] or a number, what a step that tries a draft takes in addition, in steps of the cheapest size.
         """
-        trial = jnp.max((costs[:, 1] - costs[:, 0]) / costs[:, 0])
-        times = jnp.clip(jnp.round((trial / _CHEAP_TRIAL) ** 2), 1, _MOST_TIMES).astype(jnp.int32)
+        steps = jnp.round((jnp.max(jnp.maximum(trial, 0.0)) / _CHEAP_TRIAL) ** 2)
+        unit = jnp.clip(steps, 1, _LONGEST_UNIT).astype(jnp.int32)
         idle = jnp.max(jnp.where(self.active, self.idle, 0))
-        waits, within = idle // times, idle % times != 0
-        rests = within | (jnp.bitwise_and(waits, waits - 1) != 0) & (waits % _MAX_BACKOFF != 0)
-        return rests | ~jnp.any(self.active & self.drafting)
+        units, within = idle // unit, idle % unit != 0
+        waits = within | (jnp.bitwise_and(units, units - 1) != 0) & (units % _MAX_BACKOFF != 0)
+        return waits | ~self._any_drafting
 
 
 @flax.struct.dataclass

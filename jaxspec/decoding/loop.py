@@ -60,7 +60,8 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     pace, costs = state.pace, decoding.costs
     if pace is not None:
         drafted = draft.pays(~was_done)
-        pace = pace.after(accepted.length + 1, costs[:, size], ~state.done, drafted, added)
+        time = costs[:, size] / jnp.min(costs, axis=1)
+        pace = pace.after(accepted.length + 1, time, ~state.done, drafted, added)
     offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)
     state = state.replace(

@@ -157,7 +157,7 @@ def start(
     if finite is not None:
         done |= ~finite
     costs = decoding.costs
-    pace = None if costs is None else Pace.begin(~done, costs[:, 0], decoding.drafts)
+    pace = None if costs is None else Pace.begin(~done, decoding.drafts)
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
     stats = Stats.zero(B, len(decoding.drafter.sources), shape.depth, predicted is not None)
     state = DecodeState(

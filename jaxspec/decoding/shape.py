@@ -125,7 +125,8 @@ class Best:
     Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
     would bring at the pace of late. The smallest size may be the root alone, without probes or a window. The step after
     it then has none of the candidates that these would have given, and must run them for the one behind it. Once is
-    never worth that, so steps are the root alone only while no draft has paid for several steps.
+    hardly worth that, so steps are the root alone only while no draft has paid: for several steps, or one where these
+    rows are dear.
 
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.
@@ -192,12 +193,13 @@ class Best:
         the step has the largest.
         """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
-        price = jnp.maximum(pace.tokens / pace.time, 1 / costs[:, 0])  # the smallest step makes a token in any case
-        smallest = costs[:, :1]
-        worth = tokens - price[:, None] * (smallest + _CAUTION * (costs - smallest))
+        times = costs / jnp.min(costs, axis=1, keepdims=True)
+        smallest = times[:, :1]
+        price = jnp.maximum(pace.tokens / pace.time, 1)  # any step makes a token
+        worth = tokens - price[:, None] * (smallest + _CAUTION * (times - smallest))
         total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
         worthwhile = jnp.argmax(total)
-        size = jnp.maximum(worthwhile, ~pace.rests(costs)) if self.alone else worthwhile
+        size = jnp.maximum(worthwhile, ~pace.rests(times[:, 1] - smallest[:, 0])) if self.alone else worthwhile
         return jnp.full(len(log_p), size, jnp.int32), jnp.full(len(log_p), size > worthwhile)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:

@@ -97,7 +97,7 @@ class Decoding:
         for context, facts in zip(contexts, self.drafter.facts(self.base), strict=True):
             rests = False
             if pace is not None and facts.takes_time:
-                rests = pace.blind if facts.adds_rows else pace.rests(self.costs)
+                rests = pace.blind if facts.adds_rows else pace.rests()
             resting.append(context.replace(active=wanted & ~jnp.asarray(rests)))
         offers = self.drafter.offer(resting, states)
         return [o.replace(known=o.known & c.active[:, None, None]) for o, c in zip(offers, resting, strict=True)]

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxspec.decoding.acceptance import Acceptance
+from jaxspec.decoding.draft import Draft
 from jaxspec.decoding.loop import decode, insert
 from jaxspec.decoding.parts import Part, cut
 from jaxspec.decoding.prompt import read
@@ -67,6 +68,7 @@ class Slots:
         self._acceptance, self._penalties = acceptance, penalties
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
+        self._given_costs = jax.device_get(drafter.on_device.shape.costs)
         self._model.base_for(self._least_rows)  # copies kernels: not within a trace
         self._prefixes = Prefixes(0, self._chunk)  # keeps nothing of a trace
         self._row_bytes, self._part_bytes = _size_of(self._free_row), _size_of(self._part)
@@ -141,7 +143,7 @@ class Slots:
             self._resize(min(2 * len(self._requests), self._count))
         row, state = self._requests.index(None), reader.state(self._width)
         if self._used:  # the size of its own draft was chosen by the costs of one row, and would be that of all
-            state = state.replace(draft=state.draft.resting())
+            state = state.replace(draft=_resting(state.draft))
         self._state = insert(self._state, state, np.array([row], np.int32))
         self._requests[row] = request
 
@@ -150,10 +152,11 @@ class Slots:
 
         Args:
           steps: at most.
-          waiting: requests whose prompts are to be read after them. The time of a larger step is also theirs.
+          waiting: requests whose prompts are to be read after them. The time of a larger step is also theirs, as far
+            as there are free slots: beyond them they wait for the ends of others.
         """
-        share = 1 + min(waiting, self.free) / max(len(self._used), 1)
-        self._state = decode(self._decoding(self._requests, share), self._state, np.int32(steps))
+        weight = 1 + min(waiting, self.free) / max(len(self._used), 1)
+        self._state = decode(self._decoding(self._requests, weight), self._state, np.int32(steps))
 
     def progress(self) -> Iterator[tuple[Request, Piece, Scores | None]]:
         """For each request its answer so far, without text, and the scores of all tokens if a request asks for any."""
@@ -195,6 +198,7 @@ class Slots:
         while not reader.finished:
             reader.read_chunk()
         fresh = reader.state(self._width)
+        fresh = fresh.replace(draft=_resting(fresh.draft))
         self.reader(Request(ids))  # from the first chunk's reading
         self.forget_prefixes()
         while True:
@@ -218,17 +222,16 @@ class Slots:
         self.times[rows], self._state = measure_sizes(decodings, self._state, ROUNDS)
         self._free_rows(range(rows))
 
-    def _decoding(self, requests: Sequence[Request | None], share: float = 1.0) -> Decoding:
+    def _decoding(self, requests: Sequence[Request | None], weight: float = 1.0) -> Decoding:
         """Constants of decoding rows with these requests; free rows are greedy.
 
-        `share` is how many times the time of a larger step counts: once for each request, of those that wait too.
+        `weight` is how many times the further time of larger steps counts.
         """
         asked = [request or Request([]) for request in requests]
-        drafter, shape = self._drafter, self._drafter.shape
-        if times := self.times.get(len(requests)):
-            costs = np.array([each.sizes for each in times], np.float32)
-            costs = costs[:, :1] + share * (costs - costs[:, :1])
-            drafter = drafter.replace(shape=shape.replace(costs=costs.astype(np.float32)))
+        drafter = self._drafter
+        if drafter.shape.costs is not None:
+            costs = self._costs(len(requests), weight)
+            drafter = drafter.replace(shape=drafter.shape.replace(costs=costs))
         return Decoding(
             base=self._model.base_for(len(requests) * self._least_rows),
             drafter=drafter,
@@ -240,6 +243,13 @@ class Slots:
             least=np.array([request.min_new_tokens for request in asked], np.int32),
             endless=np.array([request.ignore_eos for request in asked]),
         )
+
+    def _costs(self, rows: int, weight: float) -> np.ndarray:
+        """[2, K] float32, of a step of each size with so many rows, as measured, else as they were given."""
+        times = self.times.get(rows)
+        costs = np.array([each.sizes for each in times]) if times else self._given_costs
+        costs = np.maximum.accumulate(costs, axis=1)  # noise makes no size cheaper than a smaller one
+        return (costs[:, :1] + weight * (costs - costs[:, :1])).astype(np.float32)
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         """Mark rows as done, so that steps skip them."""
@@ -269,6 +279,9 @@ def _gigabytes(size: int) -> str:
 def _fewer(rows: int) -> int:
     """The next lower power of two, at least half of the rows."""
     return 1 << (rows - 1).bit_length() - 1
+
+
+_resting = jax.jit(Draft.resting)
 
 
 @jax.jit

@@ -185,7 +185,7 @@ def _replay(
             for i, offer in enumerate(offers)
         ]
         here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
-        drafts = [~(rests & state.pace.rests(costs)) for rests in resting]
+        drafts = [~(rests & state.pace.rests()) for rests in resting]
         if probing is not None:
             drafts[probing] = jnp.any(active & ~state.pace.blind)
         here = [offer.replace(known=offer.known & drafts[i]) for i, offer in enumerate(here)]
@@ -200,7 +200,7 @@ def _replay(
         return _State(
             at=at,
             probed=jnp.where(added, _levels_above(draft.tree, accepted.node, M), -1),
-            pace=state.pace.after(accepted.length + 1, costs[:, size], at < ends, drafted, added),
+            pace=state.pace.after(accepted.length + 1, costs[:, size] / jnp.min(costs), at < ends, drafted, added),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
             time=state.time + costs[0, size] + drafting,
@@ -209,7 +209,7 @@ def _replay(
         )
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
-    pace, trees = Pace.begin(zero < ends, jnp.min(costs, axis=1)), shape.begin(B)
+    pace, trees = Pace.begin(zero < ends), shape.begin(B)
     state = _State(zero, jnp.full((B, M), -1), pace, trees, zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 

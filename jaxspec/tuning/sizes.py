@@ -19,7 +19,8 @@ from jaxspec.generation.job import Job, Settings
 from jaxspec.parallel.sharding import in_mesh
 from jaxspec.progress import Progress
 
-_DUE, _RESTS = -1, 10_006  # of a pace: `idle` before a step after which a draft is due; rests: a prime follows
+# `idle` of a pace before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
+_DUE, _RESTS = -1, 10_006
 _PROMPT = 64  # tokens at most
 _WIDTH = 64  # tokens of an answer
 _ROWS = {"cpu": (4, 8, 16), "accelerator": (8, 16, 32, 64)}

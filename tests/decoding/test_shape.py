@@ -127,7 +127,7 @@ def sized(best, offers, pace):
 
 
 def pace_of(tokens, active=(True, True, True), idle=0, blind=False):
-    fields = (jnp.full(B, 200.0), jnp.array(active), jnp.full(B, idle), jnp.full(B, blind), jnp.full(B, True))
+    fields = (jnp.full(B, 10.0), jnp.array(active), jnp.full(B, idle), jnp.full(B, blind), jnp.full(B, True))
     return Pace(jnp.array(tokens), *fields)
 
 
@@ -145,9 +145,9 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
         offers = [marginals(rng), trie(rng)]
         pace = pace_of(rng.uniform(8, 24, B), (True, False, True))
         draft, full = sized(best, offers, pace), choose(whole, offers)
-        p, price = np.exp(full.log_p), np.maximum(pace.tokens / pace.time, 1 / 20)
+        p, price = np.exp(full.log_p), np.maximum(pace.tokens / pace.time, 1)
         worth = [
-            sum(p[b, :size].sum() - price[b] * (20 + 1.25 * (cost - 20)) for b in (0, 2))
+            sum(p[b, :size].sum() - price[b] * (1 + 1.25 * (cost / 20 - 1)) for b in (0, 2))
             for size, cost in zip(sizes, milliseconds, strict=True)
         ]
         assert draft.size.tolist() == [int(np.argmax(worth))] * B
@@ -177,30 +177,34 @@ def test_probes_are_left_out_while_no_draft_pays(idle, blind, size):
 
 
 def test_the_pace_of_late_forgets():
-    pace = Pace.begin(jnp.array([True, True]), jnp.float32(20.0))
-    np.testing.assert_allclose(pace.tokens / pace.time, 1 / 20)
+    pace = Pace.begin(jnp.array([True, True]))
+    np.testing.assert_allclose(pace.tokens / pace.time, 1)
     for _ in range(60):
-        pace = pace.after(jnp.array([3, 1]), jnp.float32(30.0), jnp.array([True, False]))
-    np.testing.assert_allclose(pace.tokens / pace.time, [3 / 30, 1 / 30], rtol=0.01)
+        pace = pace.after(jnp.array([3, 1]), jnp.float32(1.5), jnp.array([True, False]))
+    np.testing.assert_allclose(pace.tokens / pace.time, [3 / 1.5, 1 / 1.5], rtol=0.01)
     assert pace.active.tolist() == [True, False]
 
 
-@pytest.mark.parametrize(("costs", "times"), [((20, 25, 99), 1), ((20, 30, 99), 4)])
-def test_drafting_that_does_not_pay_is_tried_less_and_less(costs, times):
-    """The rarer, the longer a step with a draft takes."""
-    active, costs = jnp.array([True, False]), jnp.array([costs], jnp.float32)
-    pace, tried = Pace.begin(active, jnp.float32(20.0)), []
-    for step in range(1, 50 * times):
-        pace = pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(False))
-        tried += [] if pace.rests(costs) else [step]
-    assert tried == [times * waits for waits in (1, 2, 4, 8, 16, 32, 48)]
-    assert not pace.after(jnp.array([1, 1]), jnp.float32(20.0), active, jnp.bool_(True)).rests(costs)
+@pytest.mark.parametrize(("trial", "unit"), [(0.0, 1), (0.25, 1), (-0.5, 1), (0.5, 4)])
+def test_drafting_that_does_not_pay_is_tried_less_and_less(trial, unit):
+    """The rarer, the dearer a step with a draft is."""
+    active = jnp.array([True, False])
+    pace, tried = Pace.begin(active), []
+    for step in range(1, 50 * unit):
+        pace = pace.after(jnp.array([1, 1]), jnp.float32(1.0), active, jnp.bool_(False))
+        tried += [] if pace.rests(trial) else [step]
+    assert tried == [unit * waited for waited in (1, 2, 4, 8, 16, 32, 48)]
+    assert not pace.after(jnp.array([1, 1]), jnp.float32(1.0), active, jnp.bool_(True)).rests(trial)
 
 
 def test_nothing_is_tried_where_no_row_may_draft():
-    active, costs = jnp.array([True, True, False]), jnp.array([[20.0, 21.0, 22.0]])
+    """And steps without drafts do not count for a row that may."""
+    active = jnp.array([True, True, False])
     for drafting, rests in (([False, False, True], True), ([False, True, False], False)):
-        assert bool(Pace.begin(active, jnp.float32(20.0), jnp.array(drafting)).rests(costs)) == rests
+        pace = Pace.begin(active, jnp.array(drafting))
+        assert bool(pace.rests()) == rests
+        pace = pace.after(jnp.array([1, 1, 1]), jnp.float32(1.0), active, jnp.bool_(False))
+        assert pace.idle.tolist() == [0 if rests else 1] * 3
 
 
 def test_ancestors_follow_from_parents():

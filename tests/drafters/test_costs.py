@@ -75,7 +75,7 @@ def test_fewer_rounds_replace_nothing(tiny):
     found = find_costs(tiny)
     assert found == MEASURED
     save(tiny, OTHER, rounds=9)
-    assert find_costs(tiny)(1.0) == OTHER(1.0) and find_costs(tiny).drafting == OTHER.drafting
+    assert find_costs(tiny) == OTHER
 
 
 DAMAGES = {

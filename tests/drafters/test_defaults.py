@@ -21,6 +21,7 @@ from tests.helpers.tiny import make_prompts, make_text_model
 
 CHEAP = RowCosts((1.0, 64.0), ((1.0, 1.0001), (1.0, 1.0002)))
 DEAR = RowCosts((1.0, 64.0), ((1.0, 64.0), (1.0, 64.0)))
+RARE = RowCosts((1.0, 8.0, 64.0), ((1.0, 1.2, 64.0),) * 2)  # trials are cheap, but random drafts hardly pay
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_what_drafts_nothing_stays_as_it_is(model):
     assert with_default(drafter) is drafter
 
 
-@pytest.mark.parametrize("costs", [CHEAP, DEAR], ids=["drafts", "rests"])
+@pytest.mark.parametrize("costs", [CHEAP, RARE], ids=["drafts", "rests"])
 @pytest.mark.parametrize(
     ("methods", "temperature"), [([PPD(), Suffix()], 0.8), ([Lookahead()], 0.0)], ids=["probes", "window"]
 )
@@ -77,7 +78,7 @@ def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temp
     ours, plain = (generate(each, prompts, 40, **settings) for each in (drafter, autoregressive(model)))
     assert [a.tokens for a in ours] == [a.tokens for a in plain]
     drafted = sum(sum(a.offered) for a in ours)
-    assert drafted > 0 or costs is DEAR
+    assert drafted > 0 or costs is RARE
 
 
 def test_probes_rest_and_are_tried_again(model):

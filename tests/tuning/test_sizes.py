@@ -22,13 +22,14 @@ def drafter():
     return with_default(union([PPD(), Suffix()], make_text_model(num_layers=1), 8))
 
 
-def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch):
+@pytest.mark.parametrize("trial", [0.1, 0.8, 3.0])
+def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch, trial):
     """What runs is told by the pace: its time grows by the cost of the size, and it counts steps without a draft."""
     ran = []
 
     def counted(decoding, state, steps):
         after = decode(decoding, state, steps)
-        ran.append((int(np.asarray(state.draft.size)[0]), bool(np.asarray(after.pace.rests(decoding.costs)))))
+        ran.append((int(np.asarray(state.draft.size)[0]), bool(np.asarray(after.pace.rests(trial)))))
         return after
 
     monkeypatch.setattr(sizes, "decode", counted)
