@@ -50,7 +50,7 @@ clients: setup
 # is raced on; that and 1b's steps may fail, for want of network or memory, and the page is made without them.
 # Of each of Spec-Bench's kinds some questions whose lengths need four programs in all: compiling more takes hours
 SHORT := 82|108|116|128|142|160|164|190|212|218|294|314|320|334|340|344|358|410|422|430|468|482|484|492
-PAGE := defaults defaults_sampled greedy code trees space latency latency_1b peers
+PAGE := defaults defaults_sampled greedy code space latency latency_1b peers
 UNIONS := eagle+suffix hydra+suffix amphista+suffix hidden_transfer+suffix suffix
 PAPERS := ppd bita space hidden_transfer medusa hydra amphista
 DEFAULTS := $(foreach name,autoregressive autoregressive $(UNIONS) hidden_transfer ppd,--run $(name))
@@ -66,9 +66,6 @@ results: questions setup
 		--data runs/results/spec_bench_24.jsonl --output runs/results/defaults_sampled
 	$(ALL) $(SPEC) --limit 80 --output runs/results/greedy
 	$(ALL) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
-	$(COMPARE) --run "bita tree=own" --run "hidden_transfer tree=own" --run "bita tree=efficient:5 vocabulary=0" \
-		--run "bita tree=sparse:128 vocabulary=0" --run "hidden_transfer tree=sparse:128 vocabulary=0" \
-		$(SPEC) --limit 16 --max-new-tokens 48 --output runs/results/trees
 	$(COMPARE) --run "space tree=sparse:16" --run "space tree=chain:5" $(SPEC) --limit 8 --max-new-tokens 64 \
 		--output runs/results/space
 	$(BIN)/python -m jaxspec bench latency --batch-sizes 1 4 --cache-lengths 256 512 --output runs/results/latency

@@ -44,20 +44,18 @@ def _by_category(results: Results) -> list[str]:
 
 
 def _steps(results: Results) -> list[str]:
-    """How often drafts are accepted by depth, and the parts of a step in milliseconds."""
+    """How often drafts are accepted by depth, and the parts of a step in milliseconds; nothing without the latter."""
     drafting = {way: f[ALL].acceptance for way, f in results.figures.items() if f[ALL].acceptance}
-    if not drafting:
+    if not (drafting and results.overhead.get("ways")):
         return []
-    deepest = max(map(len, drafting.values()))
-    timed = results.overhead.get("ways", {})
+    deepest, timed = max(map(len, drafting.values())), results.overhead["ways"]
     rows = []
     for way, rates in drafting.items():
         cells = [f"{rate:.3f}" for rate in rates] + [""] * (deepest - len(rates))
-        rows.append([way, *cells, *(_parts(timed[way]) if way in timed else [])])
+        rows.append([way, *cells, *(_parts(timed[way]) if way in timed else [""] * 5)])
     heads = ["method", *(f"accepted, depth {depth + 1}" for depth in range(deepest))]
-    heads += ["nodes", "autoregressive, ms", "verifying", "drafting", "whole step"] if timed else []
-    lines = table(heads, rows)
-    if timed and results.overhead["code"] != results.setting["code"]:
+    lines = table([*heads, "nodes", "autoregressive, ms", "verifying", "drafting", "whole step"], rows)
+    if results.overhead["code"] != results.setting["code"]:
         lines += ["", "Steps were timed with another version of the code than the answers."]
     return lines
 

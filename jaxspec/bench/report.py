@@ -223,7 +223,7 @@ def _speed_bench(results: Results) -> list[str]:
 
 def _overhead(results: Results) -> list[str]:
     """The table of a step's parts in milliseconds, and how to read it."""
-    if not results.overhead:
+    if not results.overhead.get("ways"):
         return []
     heads = ["method", "nodes", "rows", "autoregressive", "verifying the nodes", "drafting", "whole step"]
     rows = []

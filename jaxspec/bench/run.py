@@ -198,9 +198,13 @@ def _note_memory(file: Path, ways: dict[str, Way]) -> None:
 
 
 def _write_overhead(benchmark: Benchmark, file: Path) -> None:
-    """Measure the parts of every method's step, once."""
+    """Measure the parts of every method's step, once; not where steps have one of several sizes."""
     if not file.exists():
-        drafters = {name: way.drafter for name, way in benchmark.ways.items() if way.drafter and way.drafter.drafts}
+        drafters = {
+            name: way.drafter
+            for name, way in benchmark.ways.items()
+            if way.drafter and way.drafter.drafts and way.drafter.device_shape.costs is None
+        }
         measured = measure_overhead(benchmark.model, drafters, benchmark.config.batch_size)
         write_json(file, {"code": code_version(), "ways": measured})
 
