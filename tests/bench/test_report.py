@@ -23,10 +23,11 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     assert "1 questions are too long" in text and "Nowhere" in text and "| all (4) |" in text
     assert (folder / "report.png").stat().st_size > 10_000
     overhead = results.overhead["ways"]
-    assert set(overhead) == {"ppd tree=chain:2", "medusa"} and overhead["ppd tree=chain:2"]["nodes"] == 3
-    assert all(parts["rows"] == results.setting["ways"][way]["rows"] for way, parts in overhead.items())
-    assert all(min(parts["plain"], parts["verifying"], parts["whole"]) > 0 for parts in overhead.values())
-    whole = f"| {1e3 * overhead['medusa']['whole']:.1f} |"
+    assert set(overhead) == {"ppd tree=chain:2"}  # steps of the other have one of several sizes
+    parts = overhead["ppd tree=chain:2"]
+    assert parts["nodes"] == 3 and parts["rows"] == results.setting["ways"]["ppd tree=chain:2"]["rows"]
+    assert min(parts["plain"], parts["verifying"], parts["whole"]) > 0
+    whole = f"| {1e3 * parts['whole']:.1f} |"
     assert whole in text.split("Where the time of a step goes")[1] and "another version" not in text
     older = dataclasses.replace(results, overhead=results.overhead | {"code": "older"})
     assert "another version of the code than the answers" in "".join(sections(older, "##"))
