@@ -53,17 +53,16 @@ SHORT := 82|108|116|128|142|160|164|190|212|218|294|314|320|334|340|344|358|410|
 PAGE := defaults defaults_sampled greedy code space latency latency_1b peers
 UNIONS := eagle+suffix hydra+suffix amphista+suffix hidden_transfer+suffix suffix
 PAPERS := ppd bita space hidden_transfer medusa hydra amphista
-DEFAULTS := $(foreach name,autoregressive autoregressive $(UNIONS) hidden_transfer ppd,--run $(name))
+DEFAULTS := $(foreach name,autoregressive autoregressive $(UNIONS) hidden_transfer ppd bita space amphista,--run $(name))
 RUNS := --run autoregressive --run autoregressive $(foreach name,$(PAPERS),--run "$(name) tree=own")
 COMPARE := $(BIN)/python -m jaxspec bench compare
 SPEC := --data runs/results/spec_bench_dev.jsonl
+SPEC_24 := --data runs/results/spec_bench_24.jsonl
 ALL := $(COMPARE) $(RUNS) --max-new-tokens 128
 results: questions setup
 	-$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
-	$(COMPARE) $(DEFAULTS) --run bita --run space --run amphista --max-new-tokens 128 \
-		--data runs/results/spec_bench_24.jsonl --output runs/results/defaults
-	$(COMPARE) $(DEFAULTS) --max-new-tokens 128 --temperature 0.8 \
-		--data runs/results/spec_bench_24.jsonl --output runs/results/defaults_sampled
+	$(COMPARE) $(DEFAULTS) $(SPEC_24) --max-new-tokens 128 --output runs/results/defaults
+	$(COMPARE) $(DEFAULTS) $(SPEC_24) --max-new-tokens 128 --temperature 0.8 --output runs/results/defaults_sampled
 	$(ALL) $(SPEC) --limit 80 --output runs/results/greedy
 	$(ALL) --data runs/results/humaneval_dev.jsonl --limit 16 --output runs/results/code
 	$(COMPARE) --run "space tree=sparse:16" --run "space tree=chain:5" $(SPEC) --limit 8 --max-new-tokens 64 \

@@ -58,7 +58,7 @@ def _cpu(greedy: dict[str, Any], sampled: dict[str, Any]) -> list[str]:
         raise UserError("README's table joins two benchmarks, which must be of one device, JAX, dtype, code and size")
     drafting = {way: groups for way, groups in greedy["ways"].items() if groups[ALL]["acceptance"]}
     ordered = sorted(drafting, key=lambda way: -drafting[way][ALL]["speedup"]["value"])
-    rows = [_row(way, drafting[way], sampled["ways"].get(way)) for way in ordered]
+    rows = [_row(way, drafting[way], sampled["ways"][way]) for way in ordered]
     plain = greedy["ways"][REFERENCE][ALL]["tokens_per_second"]
     rows.insert(0, [f"`{REFERENCE}`", "1.00", f"1 ({plain:.0f} tokens/s)"])
     temperature = sampled["setting"]["settings"]["temperature"]
@@ -73,14 +73,12 @@ def _cpu(greedy: dict[str, Any], sampled: dict[str, Any]) -> list[str]:
     return [*_filled(said), "", *table(heads, rows)]
 
 
-def _row(way: str, greedy: dict[str, Any], sampled: dict[str, Any] | None) -> list[Any]:
-    everything, measured = greedy[ALL], [greedy[ALL]] + ([sampled[ALL]] if sampled else [])
+def _row(way: str, greedy: dict[str, Any], sampled: dict[str, Any]) -> list[Any]:
+    tokens, speeds = ([figures[ALL][name] for figures in (greedy, sampled)] for name in ("tokens_per_step", "speedup"))
+    tokens, speeds = [f"{value:.2f}" for value in tokens], [interval(Estimate(**speed)) for speed in speeds]
     kinds = [f"{greedy[kind]['speedup']['value']:.2f}" for kind in ("math_reasoning", "mt_bench", "translation")]
-    same = [sum(figures[name] for figures in measured) for name in ("identical", "answers")]
-    cells = [f"`{way}`", f"{everything['tokens_per_step']:.2f}", interval(Estimate(**everything["speedup"])), *kinds]
-    if sampled:
-        cells += [f"{sampled[ALL]['tokens_per_step']:.2f}", interval(Estimate(**sampled[ALL]["speedup"]))]
-    return [*cells, *[""] * (0 if sampled else 2), f"{same[0]} of {same[1]}"]
+    same = [greedy[ALL][name] + sampled[ALL][name] for name in ("identical", "answers")]
+    return [f"`{way}`", tokens[0], speeds[0], *kinds, tokens[1], speeds[1], f"{same[0]} of {same[1]}"]
 
 
 def _on_gpu(gpu: dict[str, Any]) -> list[str]:

@@ -101,6 +101,11 @@ class Draft:
         return self.replace(tree=self.tree.first(count), log_p=log_p, **nodes)
 
 
+def in_cheapest_steps(costs: jax.Array) -> jax.Array:
+    """Costs [B or 1, K] of a step of each size, in steps of the cheapest one."""
+    return costs / jnp.min(costs, axis=1, keepdims=True)
+
+
 @flax.struct.dataclass
 class Pace:
     """The recent speed of rows, tokens per time, which prices a step's time. Older steps count less and less.
@@ -154,14 +159,16 @@ class Pace:
 
     @property
     def _any_drafting(self) -> jax.Array:
+        """Whether a row that is not done may have drafts."""
         return jnp.any(self.active & self.drafting)
 
     def rests(self, trial: jax.Array | float = 0.0) -> jax.Array:
-        """Whether no row may draft, or no draft has paid of late and none is due to be tried.
+        """Bool scalar, whether the next step has no draft.
 
-        One is due after 1, 2, 4, 8, 16, 32, 48 ... units without. A unit is a step; where a trial takes more than
-        `_CHEAP_TRIAL`, as with many rows on a CPU, it grows with the square of that: what is twice as dear is also less
-        likely to pay.
+        Drafts rest where no row may draft. They also rest after drafts that did not pay, until the next trial: it is
+        due after 1, 2, 4, 8, 16, 32, 48 ... units without a draft that paid. A unit is one step. Where a trial takes
+        more than `_CHEAP_TRIAL`, as with many rows on a CPU, a unit grows with the square of that: a draft that is
+        twice as dear is also less likely to pay.
 
         Args:
           trial: [B or 1] or a number, what a step that tries a draft takes in addition, in steps of the cheapest size.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.arrays import overwrite
-from jaxspec.decoding.draft import Accepted, Draft
+from jaxspec.decoding.draft import Accepted, Draft, in_cheapest_steps
 from jaxspec.decoding.method import ReadChunk, Step, node_rows
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import count
@@ -60,7 +60,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     pace, costs = state.pace, decoding.costs
     if pace is not None:
         drafted = draft.pays(~was_done)
-        time = costs[:, size] / jnp.min(costs, axis=1)
+        time = in_cheapest_steps(costs)[:, size]
         pace = pace.after(accepted.length + 1, time, ~state.done, drafted, added)
     offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.draft import Draft, Drawn, Offer, Pace
+from jaxspec.decoding.draft import Draft, Drawn, Offer, Pace, in_cheapest_steps
 from jaxspec.decoding.growth import grow
 from jaxspec.decoding.tree import Tree, owned_probes, select_trees
 
@@ -193,7 +193,7 @@ class Best:
         the step has the largest.
         """
         tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
-        times = costs / jnp.min(costs, axis=1, keepdims=True)
+        times = in_cheapest_steps(costs)
         smallest = times[:, :1]
         price = jnp.maximum(pace.tokens / pace.time, 1)  # any step makes a token
         worth = tokens - price[:, None] * (smallest + _CAUTION * (times - smallest))

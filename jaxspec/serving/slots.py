@@ -68,7 +68,6 @@ class Slots:
         self._acceptance, self._penalties = acceptance, penalties
         self._idle = 0  # calls in a row that found half of the rows free
         self.times: dict[int, list[SizeTimes]] = {}
-        self._given_costs = jax.device_get(drafter.on_device.shape.costs)
         self._model.base_for(self._least_rows)  # copies kernels: not within a trace
         self._prefixes = Prefixes(0, self._chunk)  # keeps nothing of a trace
         self._row_bytes, self._part_bytes = _size_of(self._free_row), _size_of(self._part)
@@ -247,7 +246,7 @@ class Slots:
     def _costs(self, rows: int, weight: float) -> np.ndarray:
         """[2, K] float32, of a step of each size with so many rows, as measured, else as they were given."""
         times = self.times.get(rows)
-        costs = np.array([each.sizes for each in times]) if times else self._given_costs
+        costs = np.array([each.sizes for each in times]) if times else np.asarray(self._drafter.shape.costs)
         costs = np.maximum.accumulate(costs, axis=1)  # noise makes no size cheaper than a smaller one
         return (costs[:, :1] + weight * (costs - costs[:, :1])).astype(np.float32)
 

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.acceptance import follow
-from jaxspec.decoding.draft import Draft, Offer, Pace, calibrated
+from jaxspec.decoding.draft import Draft, Offer, Pace, calibrated, in_cheapest_steps
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.decoding.tree import Tree
@@ -200,7 +200,7 @@ def _replay(
         return _State(
             at=at,
             probed=jnp.where(added, _levels_above(draft.tree, accepted.node, M), -1),
-            pace=state.pace.after(accepted.length + 1, costs[:, size] / jnp.min(costs), at < ends, drafted, added),
+            pace=state.pace.after(accepted.length + 1, in_cheapest_steps(costs)[:, size], at < ends, drafted, added),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
             time=state.time + costs[0, size] + drafting,

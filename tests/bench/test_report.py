@@ -27,8 +27,8 @@ def test_the_report_is_made_from_the_files_alone(finished, capsys):
     parts = overhead["ppd tree=chain:2"]
     assert parts["nodes"] == 3 and parts["rows"] == results.setting["ways"]["ppd tree=chain:2"]["rows"]
     assert min(parts["plain"], parts["verifying"], parts["whole"]) > 0
-    whole = f"| {1e3 * parts['whole']:.1f} |"
-    assert whole in text.split("Where the time of a step goes")[1] and "another version" not in text
+    milliseconds = f"| {1e3 * parts['whole']:.1f} |"
+    assert milliseconds in text.split("Where the time of a step goes")[1] and "another version" not in text
     older = dataclasses.replace(results, overhead=results.overhead | {"code": "older"})
     assert "another version of the code than the answers" in "".join(sections(older, "##"))
     summary = json.loads((folder / "summary.json").read_text())["ways"]["medusa"]["all"]
