@@ -71,13 +71,11 @@ def choice_name(drafter: Drafter) -> str:
     return "+".join(sorted(source.method.name for source in drafter.sources))
 
 
-def find_choice(
-    folder: Path | None, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0
-) -> TunedChoice | None:
+def find_choice(folder: Path, drafter: Drafter, batch_size: int = 1, temperature: float = 0.0) -> TunedChoice | None:
     """The choice for this machine, drafter and dtype whose circumstances are nearest to those asked for.
 
     Args:
-      folder: where choices are kept; None for an adapter that was not read from disk, which has none.
+      folder: where choices are kept; it need not exist.
       drafter: whatever its shape.
       batch_size: a choice made for less than half or more than twice as many prompts does not count.
       temperature: of sampling; choices for greedy decoding do not count for sampling, nor the other way round.
@@ -91,7 +89,7 @@ def find_choice(
     asked = (this_machine(), drafter.model.precision, drafter.digest)
     near = [
         choice
-        for choice in reversed(_read(folder, choice_name(drafter)) if folder else [])
+        for choice in reversed(_read(folder, choice_name(drafter)))
         if (choice.machine, choice.dtype, choice.adapter) == asked
         and batch_size / 2 <= choice.batch_size <= batch_size * 2
         and kind_of(choice.temperature) == kind_of(temperature)
@@ -224,8 +222,8 @@ def _chosen_sources(drafter: Drafter, choices: Sequence[TunedChoice]) -> Drafter
     return dataclasses.replace(drafter, sources=tuple(sources))
 
 
-def choice_folder(drafter: Drafter) -> Path | None:
-    """The folder of the choices of `jaxspec tune`: beside the one adapter, else in the user's cache."""
-    if len(drafter.sources) == 1 and drafter.source.trained:
+def choice_folder(drafter: Drafter) -> Path:
+    """The folder of the choices of `jaxspec tune`: that of the one adapter, else one in the user's cache."""
+    if len(drafter.sources) == 1 and drafter.source.trained and drafter.source.adapter.folder is not None:
         return drafter.source.adapter.folder
     return user_cache("unions", choice_name(drafter))

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxspec.drafters.choices as tuned
-from jaxspec.drafters import load_adapter, load_drafter
+from jaxspec.drafters import choice_folder, choose_tree, load_adapter, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.choices import TunedChoice, find_choice, save_choice
 from jaxspec.errors import UserError
@@ -111,6 +111,21 @@ def test_a_choice_for_all_temperatures_calibrates_for_each(tiny, folder, choice)
     drafter = load_drafter("ppd", tiny, folder)
     assert drafter.note == "tuned for this machine: a tree (batch 1, temperature 0 and 0.8)"
     assert drafter.source.calibrations().tables[:, 0, 0].tolist() == [2.0, 3.0]
+
+
+def test_a_choice_for_an_adapter_without_a_folder_is_in_the_cache(tiny, folder, choice, tmp_path, monkeypatch):
+    """As of a published drafter, which is read in memory, or of a module in the base's own files."""
+    monkeypatch.setattr(tuned, "user_cache", lambda *names: tmp_path.joinpath("cache", *names))
+    drafter = load_drafter("ppd", tiny, folder)
+    adapter = dataclasses.replace(drafter.source.adapter, folder=None)
+    drafter = dataclasses.replace(drafter, sources=(dataclasses.replace(drafter.source, adapter=adapter),))
+    greedy = tuned.Use(temperature=0.0)
+    assert "tuned for this machine" not in choose_tree(drafter, greedy).note
+    cached = choice_folder(drafter)
+    assert cached == tmp_path / "cache" / "unions" / "ppd"
+    cached.mkdir(parents=True)
+    save_choice(cached, "ppd", choice(chain(2)))
+    assert "tuned for this machine: a tree" in choose_tree(drafter, greedy).note
 
 
 def test_what_drafts_nothing_has_no_tree_to_choose(tiny):
