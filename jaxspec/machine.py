@@ -67,11 +67,15 @@ def device_name() -> str:
     return f"{len(jax.devices())} x {machine['device']}"
 
 
-def make_room_for_programs() -> None:
-    """Forget compiled programs where they hold half of the memory mappings that Linux grants; without, XLA crashes."""
+def make_room_for_programs(most: int = 100_000) -> None:
+    """Forget compiled programs where they hold half of the memory mappings that Linux grants; without, XLA crashes.
+
+    Args:
+      most: mappings to hold at most, wherever Linux grants a million; each takes some 40 kB of memory.
+    """
     try:
         held, granted = _HELD.read_bytes().count(b"\n"), int(_GRANTED.read_text())
     except OSError:  # not Linux
         return
-    if held > granted // 2:
+    if held > min(granted // 2, most):
         jax.clear_caches()

@@ -60,7 +60,7 @@ def pytest_runtest_teardown():
     """Every compiled program holds memory mappings, of which systems grant only so many: forget some now and then."""
     number = next(_TESTS)
     if number % 10 == 0:
-        make_room_for_programs()
+        make_room_for_programs(30_000)
     if number % 30 == 0 and sys.platform != "linux":
         jax.clear_caches()
 

@@ -7,7 +7,11 @@ import pytest
 
 from jaxspec.cli import decode, tune
 from jaxspec.drafters import costs
+from jaxspec.drafters.defaults import cost_name, with_default
+from jaxspec.methods import Suffix
 from tests.helpers.cli import arguments, named
+from tests.helpers.methods import union
+from tests.helpers.tiny import make_text_model
 
 pytestmark = pytest.mark.usefixtures("equal_layouts")
 
@@ -50,8 +54,10 @@ def test_tune_measures_and_tries_and_decode_takes_its_choice(files, tmp_path, ca
 
 
 def test_quick_measures_rows_and_the_default_takes_them(files, capsys):
+    costs.FILE.write_text("[]")
     tune.main([*named(files), "--quick", "--cache-length", "64", "--json"])
     out, err = capsys.readouterr()
+    assert f"{costs.FILE} is damaged: it is replaced" in err
     found = json.loads(out)
     assert found["rows"][0] == 1 and len(found["greedy_milliseconds"]) == len(found["sampled_milliseconds"]) > 2
     assert found["choice"].startswith("best:1@") and "measuring: " in err and "written to " in err
@@ -63,11 +69,15 @@ def test_quick_measures_rows_and_the_default_takes_them(files, capsys):
     assert "costs of rows" not in decode_once()  # they were measured
     costs.FILE.write_text("[]")
     assert f"{costs.FILE} is damaged: costs of rows are typical ones of a CPU" in decode_once()
-    tune.main([*named(files), "--method", "ppd vocabulary=0", "--quick", "--cache-length", "64"])
-    out, err = capsys.readouterr()
-    assert f"{costs.FILE} is damaged: it is replaced" in err
-    table = out.splitlines()
-    assert table[0].split() == ["rows", "greedy", "ms", "sampled", "ms"] and table[-1].startswith("choice: best:1@")
+
+
+def test_costs_are_shown_beside_those_of_one_row():
+    drafter = union([Suffix()], make_text_model(), 8)
+    measured = costs.RowCosts((1.0, 8.0), ((20.0, 30.0), (25.0, 40.0)), {cost_name(drafter): (0.5, 1.0)})
+    table = tune.costs_table(with_default(drafter, costs=measured), measured).splitlines()
+    assert table[0].split() == ["rows", "greedy", "ms", "sampled", "ms"]
+    assert table[2].split() == ["8", "30.0", "(1.50)", "40.0", "(1.60)"]
+    assert table[3] == "suffix drafts in 0.5 ms, sampled in 1.0 ms" and table[4].startswith("choice: best:1@")
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def drafter_of(kind, model):
     return union([Suffix()], model, 4)
 
 
-@pytest.mark.parametrize("kind", ["probes", "heads", "lookup"])
+@pytest.mark.parametrize("kind", ["probes", pytest.param("heads", marks=pytest.mark.slow), "lookup"])
 def test_same_tokens_as_autoregressive_through_the_kernels(monkeypatch, kind):
     model, prompts, kernels = make_tiny(OF_ITS_OWN), make_prompts(3), set()
     plain = generate(autoregressive(model), prompts, 16, batch_size=3)

@@ -29,9 +29,10 @@ def lookup(model, name="prompt_lookup", tree="chain:3"):
 
 
 @pytest.mark.parametrize(
-    ("name", "tree"), [("prompt_lookup", "chain:3"), ("prompt_lookup", "best:6"), ("suffix", "best:6")]
+    ("name", "tree", "sampling"),
+    [("prompt_lookup", "chain:3", SamplingConfig()), ("suffix", "best:6", SAMPLING)],
+    ids=["greedy", "sampling"],
 )
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SAMPLING], ids=["greedy", "sampling"])
 def test_what_was_predicted_right_takes_few_steps(endless, name, tree, sampling):
     """Four rows: the answer itself, one that is wrong in two places, a wrong text, and none."""
     prompts, drafter = make_prompts(4), lookup(endless, name, tree)

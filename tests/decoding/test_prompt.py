@@ -10,7 +10,7 @@ from jaxspec.decoding.prompt import read, start
 from jaxspec.drafters import load_drafter
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.generation.job import decoding_of
-from jaxspec.methods import DraftModel, Eagle, Hydra, Suffix
+from jaxspec.methods import DraftModel, Eagle, Hydra
 from tests.helpers.decoding import begin
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
@@ -53,7 +53,7 @@ def test_sources_observe_every_token_and_the_first_one_emitted(tiny, chunk):
 
 @pytest.mark.parametrize(
     "method",
-    [Suffix(), Eagle(depth=2, reads=(0, 1, 2)), DraftModel(length=2), Hydra(heads=2, prefix_attention=True)],
+    [Eagle(depth=2, reads=(0, 1, 2)), DraftModel(length=2), Hydra(heads=2, prefix_attention=True)],
     ids=lambda method: method.name,
 )
 def test_a_row_is_remembered_as_if_it_were_alone(tiny, method):

@@ -66,9 +66,10 @@ def test_what_drafts_nothing_stays_as_it_is(model):
     assert with_default(drafter) is drafter
 
 
-@pytest.mark.parametrize("costs", [CHEAP, RARE], ids=["drafts", "rests"])
 @pytest.mark.parametrize(
-    ("methods", "temperature"), [([PPD(), Suffix()], 0.8), ([Lookahead()], 0.0)], ids=["probes", "window"]
+    ("methods", "temperature", "costs"),
+    [([PPD(), Suffix()], 0.8, CHEAP), ([PPD(), Suffix()], 0.8, RARE), ([Lookahead()], 0.0, RARE)],
+    ids=["probes draft", "probes rest", "a window rests"],
 )
 def test_the_text_is_that_of_autoregressive_decoding(model, methods, costs, temperature):
     """Whether steps have drafts, or a root alone and probes now and then."""

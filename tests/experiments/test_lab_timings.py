@@ -112,6 +112,7 @@ def test_steps_without_graphs_are_timed_apart_with_the_same_settings(timed, monk
     assert calls == [({"function": timed.__name__} | settings, timings.NO_GRAPHS, 9)]
 
 
+@pytest.mark.slow
 def test_the_program_of_the_loop_is_kept_and_counted(tmp_path, monkeypatch):
     """From a process with the flags of this one and its own, all known to XLA, which else would end it."""
     monkeypatch.setenv("XLA_FLAGS", f"{os.environ.get('XLA_FLAGS', '')} {timings.NO_GRAPHS}")
