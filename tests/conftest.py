@@ -1,5 +1,7 @@
 """Tests run on CPU, without network."""
 
+import contextlib
+import ctypes
 import gc
 import itertools
 import os
@@ -56,11 +58,18 @@ def pytest_collection_finish():
 _TESTS, _COSTS = itertools.count(1), itertools.count()
 
 
+def give_back_memory():
+    """Hand freed memory back to the system, which glibc keeps: compilers leave gigabytes of it."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def pytest_runtest_teardown():
     """Every compiled program holds memory mappings, of which systems grant only so many: forget some now and then."""
     number = next(_TESTS)
     if number % 10 == 0:
         make_room_for_programs(30_000)
+        give_back_memory()
     if number % 30 == 0 and sys.platform != "linux":
         jax.clear_caches()
 

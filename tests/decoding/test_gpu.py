@@ -19,7 +19,7 @@ from tests.helpers.gpus import absent_gpus, compiled
 from tests.helpers.methods import union, untrained_drafter
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
-OF_ITS_OWN = dataclasses.replace(TINY, rms_norm_eps=2e-5)  # so that no program of another test is taken
+OF_ITS_OWN = dataclasses.replace(TINY, num_layers=1, rms_norm_eps=2e-5)  # so that no program of another test is taken
 SHAPES_OF_FOUR = dataclasses.replace(SHAPES["smollm2-135m"], num_layers=4)
 CAPACITY = 512
 

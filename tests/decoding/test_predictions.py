@@ -14,14 +14,14 @@ from jaxspec.methods import PPD, Suffix
 from jaxspec.tuning.record import record
 from jaxspec.tuning.replay import replay
 from tests.helpers.methods import union
-from tests.helpers.tiny import make_prompts, make_text_model, make_tiny
+from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny
 
 SAMPLING = SamplingConfig(1.5, top_k=5)
 
 
 @pytest.fixture(scope="module")
 def endless():
-    return make_tiny(eos=())
+    return make_tiny(dataclasses.replace(TINY, num_layers=1), eos=())
 
 
 def lookup(model, name="prompt_lookup", tree="chain:3"):

@@ -26,7 +26,7 @@ RARE = RowCosts((1.0, 8.0, 64.0), ((1.0, 1.2, 64.0),) * 2)  # trials are cheap, 
 
 @pytest.fixture(scope="module")
 def model():
-    return make_text_model()
+    return make_text_model(num_layers=1)
 
 
 def rows_of(drafter):

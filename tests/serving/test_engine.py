@@ -198,7 +198,7 @@ def test_penalties_are_those_of_each_request(drafter):
         each = (answer(engine, text, max_new_tokens=n, sampling=s, seed=seed) for text, n, s, seed in asked)
         return await asyncio.gather(*each)
 
-    with Engine(model, drafter, LIMITS, penalties=True) as engine:
+    with Engine(model, drafter, dataclasses.replace(LIMITS, slots=2), penalties=True) as engine:
         found = asyncio.run(ask(engine))
     assert [one.tokens for one in found] == [alone(model, *one)[0] for one in asked]
     unpenalised = [alone(model, text, n, SamplingConfig(s.temperature), seed)[0] for text, n, s, seed in asked]

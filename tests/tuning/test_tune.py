@@ -76,7 +76,7 @@ def adapter_of(method, model, frequent, **info):
 
 @pytest.mark.slow
 def test_a_race_is_lossless(capsys):
-    model = make_text_model()
+    model = make_text_model(num_layers=1)
     adapter = adapter_of(PPD(ensemble=2), model, np.arange(model.config.vocab_size, dtype=np.int32))
     drafter = make_drafter(adapter, model, chain(2), 0)
     prompts = ["one", "two", "three", "four"]
@@ -91,7 +91,7 @@ def test_a_race_is_lossless(capsys):
 @pytest.mark.usefixtures("equal_layouts")
 def test_heads_are_tuned_with_draft_vocabularies(tmp_path):
     """A tree of one's own is tried with every vocabulary; the choice remembers its own."""
-    model = make_text_model()
+    model = make_text_model(num_layers=1)
     frequent = np.random.default_rng(0).permutation(model.config.vocab_size).astype(np.int32)
     accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
     adapter = adapter_of(Medusa(heads=3), model, frequent, accuracy=accuracy, draft_vocabulary=40)
@@ -138,7 +138,7 @@ def test_a_union_is_tuned_with_a_draft_vocabulary_and_a_budget_of_ones_own():
         cache_length=64, max_new_tokens=8, num_prompts=2, accuracy_prompts=2, max_rows=4, finalists=2,
         also=("best:4",), draft_vocabularies=(20,), temperature=0.7,
     )  # fmt: skip
-    drafter = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4))
+    drafter = text_union(make_text_model(num_layers=1), Medusa(heads=3), Suffix(length=4))
     tuning = tune(drafter, ["one", "two", "three", "four"], config)
     names = [trial.name for trial in tuning.trials]
     assert names[0] == "autoregressive" and "medusa+suffix best:4, 20 tokens" in names and len(names) <= 4
@@ -152,7 +152,7 @@ GREEDY = Use(temperature=0.0)
 
 def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    drafter, table = text_union(make_text_model(), Medusa(heads=3), Suffix(length=4)), [[1.0, -0.5]] * 3
+    drafter, table = text_union(make_text_model(num_layers=1), Medusa(heads=3), Suffix(length=4)), [[1.0, -0.5]] * 3
     assert choose_tree(drafter, GREEDY).shape.sizes
     folder = choice_folder(drafter)
     folder.mkdir(parents=True)
@@ -173,7 +173,7 @@ def test_what_was_chosen_is_what_decodes(monkeypatch, tmp_path):
 
 def test_a_choice_calibrates_for_its_temperature():
     """In place of what lies between the values of the drafter's own, which stay."""
-    drafter, table = text_union(make_text_model(), Medusa(heads=3)), [[2.0, -0.5]] * 3
+    drafter, table = text_union(make_text_model(num_layers=1), Medusa(heads=3)), [[2.0, -0.5]] * 3
     own = {"0": [[1.0, 0.0]] * 3, "0.5": [[3.0, 0.0]] * 3, "0.8": [[4.0, 0.0]] * 3}
     drafter.source.adapter.info["calibration"] = own
     circumstances = (this_machine(), "float32", drafter.digest, 1, 64, 0.6)
