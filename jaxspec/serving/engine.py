@@ -33,6 +33,7 @@ from jaxspec.tuning.sizes import row_costs
 from jaxspec.weights.model import Model
 
 _DEFAULT_MAX_LENGTH = 2048  # tokens of prompt and answer together
+_BUSY = 1.5  # times; where steps of one kind differ by more the machine does other work, too
 _log = logging.getLogger(__name__)
 
 
@@ -119,6 +120,12 @@ class Engine:
         """Keep what steps cost; says in the log what was damaged, or why it cannot be kept."""
         try:
             for rows, times in self._slots.times.items():
+                if (spread := max(each.spread for each in times)) > _BUSY:
+                    busy = (
+                        "costs of steps are not kept: one took %.1f times as long as another, so the machine was busy"
+                    )
+                    _log.warning(busy, spread)
+                    return
                 if note := save_costs(self.model, rows, row_costs(self.drafter, rows, times), ROUNDS):
                     _log.warning(note)
         except UserError as error:

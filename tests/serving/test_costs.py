@@ -15,12 +15,14 @@ from tests.helpers.tiny import make_text_model
 class MeasuredSlots:
     """Slots whose steps take a millisecond per size, with one row and with two."""
 
+    spread = 1.1
+
     def __init__(self, drafter, acceptance, limits, penalties):
         self._count, self.times = len(drafter.shape.sizes), {}
 
     def warm_up(self):
         milliseconds = np.arange(1.0, self._count + 1)
-        self.times = {rows: [SizeTimes(10 * rows + milliseconds, 0.5)] * 2 for rows in (1, 2)}
+        self.times = {rows: [SizeTimes(10 * rows + milliseconds, 0.5, self.spread)] * 2 for rows in (1, 2)}
 
 
 @pytest.fixture
@@ -51,6 +53,13 @@ def test_sizes_by_hand_say_nothing_of_the_base(warm_up):
     """Without a step of the root alone what drafting takes cannot be told apart."""
     model, warnings = warm_up("best:4@1,8@1")
     assert "typical" in find_costs(model).note and not costs.FILE.exists() and not warnings
+
+
+def test_costs_on_a_busy_machine_are_not_kept(warm_up, monkeypatch):
+    monkeypatch.setattr(MeasuredSlots, "spread", 3.0)
+    _, warnings = warm_up()
+    assert not costs.FILE.exists()
+    assert warnings == ["costs of steps are not kept: of two alike one took 3.0 times as long"]
 
 
 def test_a_damaged_file_is_said_and_replaced(warm_up):

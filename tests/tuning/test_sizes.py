@@ -41,6 +41,24 @@ def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch, trial
     assert timer.times.sizes.shape == (4,) and (timer.times.sizes > 0).all() and timer.times.drafting >= 0
 
 
+def test_the_spread_is_that_of_the_two_fastest_steps_of_a_kind(drafter, monkeypatch):
+    """The first step may compile, and is left out where two others are faster."""
+    seconds = iter([9.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.1, 1.0, 1.0, 2.5, 4.0, 1.0, 1.0, 1.0])
+    clock = [0.0]
+    monkeypatch.setattr(sizes.time, "perf_counter", lambda: clock[0])
+
+    def late(decoding, state, steps):
+        clock[0] += next(seconds)
+        return state
+
+    monkeypatch.setattr(sizes, "decode", late)
+    job = Job(drafter, Settings(SamplingConfig()), 1)
+    state, timer = job.begin([[1, 2, 3]], 8, 1, *job.sizes(3, 8)).state, SizeTimer(job.decoding, 1)
+    for _ in range(3):
+        state = timer.measure(state)
+    assert timer.times.spread == pytest.approx(1.25)
+
+
 def test_costs_of_rows_are_without_drafting(drafter):
     times = [SizeTimes(np.array([20.0, 24.0, 26.0, 30.0]), 2.0), SizeTimes(np.array([21.0, 25.0, 28.0, 34.0]), 3.0)]
     costs = row_costs(drafter, 2, times)
