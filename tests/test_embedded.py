@@ -8,11 +8,13 @@ import pytest
 
 from jaxspec import SamplingConfig, autoregressive, generate, load_drafter, load_model
 from jaxspec.cli import decode
+from jaxspec.drafters.published.writing import write_published
 from jaxspec.generation.divergence import NEAR_TIE, first_divergence
 from jaxspec.training.examples import read_prompts
 
 TOKENS = 40
 ADAPTERS = Path(__file__).parents[1] / "adapters"
+PUBLISHED = ADAPTERS / "published"
 SHIPPED = sorted(file.parent.name.split("-")[0] for file in ADAPTERS.glob("*-smollm2-135m/adapter.json"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
@@ -67,6 +69,21 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, prompts, plain, n
         divergence = first_divergence(base, model.encode(prompt), a.tokens, b.tokens, sampling, 7)
         assert divergence is None or divergence.gap < NEAR_TIE
     assert np.mean([a.tokens_per_step for a in ours]) > 1.15
+
+
+@pytest.mark.parametrize(("name", "form"), [("eagle", "speculators"), ("dflash", "dflash")])
+def test_adapters_for_other_software_are_written_and_read(model, prompts, plain, tmp_path, name, form):
+    """In 16 bits: some candidates change their places, no text does."""
+    adapter = load_drafter(name, model, PUBLISHED / name, tree="chain:3").source.adapter
+    write_published(tmp_path / name, adapter, model, form)
+    answers = [
+        generate(load_drafter(name, model, folder, tree="chain:3"), prompts, TOKENS, seed=7)
+        for folder in (PUBLISHED / name, tmp_path / name)
+    ]
+    expected = [answer.tokens for answer in plain(model, SamplingConfig())]
+    steps = [sum(answer.steps for answer in ours) for ours in answers]
+    assert all([answer.tokens for answer in ours] == expected for ours in answers)
+    assert steps[0] < 0.9 * sum(map(len, expected)) and abs(steps[1] - steps[0]) < 0.05 * steps[0]
 
 
 def test_a_tree_of_many_rows_is_lossless(model, prompts, plain):
