@@ -74,10 +74,10 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, prompts, plain, n
 @pytest.mark.parametrize(("name", "form"), [("eagle", "speculators"), ("dflash", "dflash")])
 def test_adapters_for_other_software_are_written_and_read(model, prompts, plain, tmp_path, name, form):
     """In 16 bits: some candidates change their places, no text does."""
-    adapter = load_drafter(name, model, PUBLISHED / name, tree="chain:3").source.adapter
+    adapter = load_drafter(name, model, PUBLISHED / name, tree="medusa:8").source.adapter
     write_published(tmp_path / name, adapter, model, form)
     answers = [
-        generate(load_drafter(name, model, folder, tree="chain:3"), prompts, TOKENS, seed=7)
+        generate(load_drafter(name, model, folder, tree="medusa:8"), prompts, TOKENS, seed=7)
         for folder in (PUBLISHED / name, tmp_path / name)
     ]
     expected = [answer.tokens for answer in plain(model, SamplingConfig())]
