@@ -121,10 +121,7 @@ class Engine:
         try:
             for rows, times in self._slots.times.items():
                 if (spread := max(each.spread for each in times)) > _BUSY:
-                    busy = (
-                        "costs of steps are not kept: one took %.1f times as long as another, so the machine was busy"
-                    )
-                    _log.warning(busy, spread)
+                    _log.warning("costs of steps are not kept: of two alike one took %.1f times as long", spread)
                     return
                 if note := save_costs(self.model, rows, row_costs(self.drafter, rows, times), ROUNDS):
                     _log.warning(note)
