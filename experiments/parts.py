@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.lab.entries import Entry
+from experiments.lab.entries import TRAINED
 from experiments.lab.lab import Lab
-from experiments.lab.terms import Terms
+from experiments.lab.terms import NODES, Terms
 from experiments.lab.training import run_of, train_run
 from jaxspec.cli.options import parse
 from jaxspec.cli.program import run_main
@@ -24,20 +24,18 @@ from jaxspec.decoding.method import Method
 from jaxspec.errors import UserError
 from jaxspec.files import locked, read_json, writable, write_json
 from jaxspec.markdown import table
-from jaxspec.methods import DFlash, Eagle
 from jaxspec.trees import sparse_tree
 from jaxspec.weights.params import parameter_count
 
-_RATE = 1e-3
-_NODES = (4, 16, 64)
+_ENTRIES = {entry.name: entry for entry in TRAINED}
 
 
-def _eagle(**settings: Any) -> Eagle:
-    return Eagle(**{"depth": 5, "reads": (2, 15, 29), "direct": True, "even": True, "confidence": 0.3} | settings)
+def _eagle(**settings: Any) -> Method:
+    return dataclasses.replace(_ENTRIES["eagle"].method, **settings)
 
 
-def _dflash(**settings: Any) -> DFlash:
-    return DFlash(**{"layers": 2} | settings)
+def _dflash(**settings: Any) -> Method:
+    return dataclasses.replace(_ENTRIES["dflash"].method, markov_rank=0, **settings)
 
 
 _PUBLISHED = {"direct": False, "even": False}
@@ -76,10 +74,11 @@ class Options:
 
 def train_part(lab: Lab, name: str, updates: int) -> dict[str, Any]:
     """Figures of one training: `accuracy` [M][K], `tokens_per_step` by nodes, and what it was."""
-    entry = Entry(name, METHODS[name], _RATE, {"clip": 1.0})
-    adapter = train_run(lab, run_of(lab.terms, lab.data, entry, 0, _RATE, updates), lab.work / name)
+    method = METHODS[name]
+    entry = dataclasses.replace(_ENTRIES[method.name], name=name, method=method)
+    adapter = train_run(lab, run_of(lab.terms, lab.data, entry, 0, entry.rate, updates), lab.work / name)
     accuracy = np.array(adapter.info["accuracy"])
-    expected = {str(nodes): round(sparse_tree(accuracy, nodes).expected_tokens, 3) for nodes in _NODES}
+    expected = {str(nodes): round(sparse_tree(accuracy, nodes).expected_tokens, 3) for nodes in NODES}
     return {
         "tokens_per_step": expected,
         "accuracy": accuracy.round(4).tolist(),
@@ -91,18 +90,18 @@ def train_part(lab: Lab, name: str, updates: int) -> dict[str, Any]:
     }
 
 
-def as_table(found: dict[str, Any]) -> list[str]:
+def as_table(trainings: dict[str, Any]) -> list[str]:
     """Lines of Markdown, a row per training."""
     rows = []
-    for name, row in found.items():
+    for name, row in trainings.items():
         first = " / ".join(f"{ranks[0]:.3f}".lstrip("0") for ranks in row["accuracy"][:3])
-        steps = [f"{row['tokens_per_step'][str(nodes)]:.2f}" for nodes in _NODES]
+        steps = [f"{row['tokens_per_step'][str(nodes)]:.2f}" for nodes in NODES]
         rows.append([name, *steps, first, f"{row['parameters'] / 1e6:.1f}"])
-    heads = [f"{nodes} nodes" for nodes in _NODES]
+    heads = [f"{nodes} nodes" for nodes in NODES]
     return table(["trained", *heads, "top-1 at distance 1 / 2 / 3", "parameters, million"], rows)
 
 
-def _found(file: Path) -> dict[str, Any]:
+def _trainings(file: Path) -> dict[str, Any]:
     return read_json(file) if file.exists() else {}
 
 
@@ -115,12 +114,12 @@ def main(args: list[str]) -> None:
     file = writable(Path(options.output)) / "parts.json"
     lab = Lab(Path(options.work) / "results", Path(options.work))
     for name in chosen:
-        if name not in _found(file):
+        if name not in _trainings(file):
             row = train_part(lab, name, options.updates)
             with locked(file.with_suffix(".lock")):  # others may train the rest
-                found = _found(file) | {name: row}
-                write_json(file, {name: found[name] for name in METHODS if name in found})
-    print("\n".join(as_table(_found(file))))
+                trainings = _trainings(file) | {name: row}
+                write_json(file, {name: trainings[name] for name in METHODS if name in trainings})
+    print("\n".join(as_table(_trainings(file))))
 
 
 if __name__ == "__main__":

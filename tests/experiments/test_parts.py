@@ -28,10 +28,10 @@ def test_what_was_trained_is_not_trained_again(trained, tmp_path, capsys):
     parts.main(["--only", "selector", "--updates", "7", *folder])
     parts.main(["--only", "dflash", "--updates", "7", *folder])
     both = ["dflash, selector", "dflash, convolution and selector"]
-    rest = ["dflash", "dflash, convolution", "dflash as published"]
-    assert trained == [(name, 7) for name in both + rest]
-    found = json.loads((tmp_path / "parts.json").read_text())
-    assert [*found] == [name for name in parts.METHODS if name.startswith("dflash")]
+    remaining = ["dflash", "dflash, convolution", "dflash as published"]
+    assert trained == [(name, 7) for name in both + remaining]
+    trainings = json.loads((tmp_path / "parts.json").read_text())
+    assert [*trainings] == [name for name in parts.METHODS if name.startswith("dflash")]
     assert "| dflash, selector | 1.50 | 1.90 | 2.10 | .500 / .250 | 5.0 |" in capsys.readouterr().out
 
 
