@@ -27,6 +27,8 @@ _BUILDERS = {
     "dynamic": (1, "ROWS beyond the root and its probes, late probes counting less"),
     "stripped": (1, "ROWS beyond the root and its probes, late probes counting less"),
 }
+# those whose paths follow from the numbers alone
+_OF_NUMBERS = {"cartesian": cartesian, "medusa": lambda numbers: medusa(numbers[0])}
 _ABOUT_PROBES = ("straightforward", "dynamic", "stripped")
 
 
@@ -77,12 +79,10 @@ def _numbers(name: str, text: str) -> list[int]:
 def _build(name: str, numbers: list[int], distances: int, accuracy: list | None, probe_cost: float) -> TreePlan:
     if name in ("chain", "straightforward"):
         return (chain if name == "chain" else straightforward)(min(numbers[0], distances + 1))  # too deep is too deep
-    if name == "cartesian":
-        return cartesian(numbers)
+    if name in _OF_NUMBERS:
+        return _OF_NUMBERS[name](numbers)
     if name == "efficient":
         return efficient(numbers * distances if len(numbers) == 1 else numbers)
-    if name == "medusa":
-        return medusa(numbers[0])
     if name == "random":
         return random_tree(distances, RANKS, numbers[0])
     if accuracy is None:
