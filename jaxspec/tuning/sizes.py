@@ -35,8 +35,7 @@ class SizeTimes:
     Attributes:
       sizes: [K], of a step of each size that drafts for the next one; of the smallest size one that does not.
       drafting: what drafting takes.
-      spread: how many times as long as the fastest step the next one of its kind took, at most; over some 1.5 the
-        machine was busy.
+      spread: how many times as long as the fastest step the next one of its kind took, at most.
     """
 
     sizes: np.ndarray
@@ -85,7 +84,7 @@ class SizeTimer:
         """Of all that was measured, the fastest of each."""
         least = {key: 1e3 * min(samples) for key, samples in self._samples.items()}
         sizes = [least[0, _RESTS], *(least[number, _DUE] for number in range(1, len(least) - 1))]
-        fastest = [sorted(samples)[:2] for samples in self._samples.values()]
+        fastest = [sorted(samples)[:2] for samples in self._samples.values()]  # two of each, or the only one
         spread = max(pair[-1] / pair[0] for pair in fastest)
         return SizeTimes(np.array(sizes), max(least[0, _DUE] - least[0, _RESTS], 0.0), spread)
 
