@@ -138,7 +138,9 @@ def test_from_the_start_to_sigterm(files):
     assert sorted(choice["index"] for choice in ends) == list(range(6))
     assert any("/v1/completions 200 prompt 5 new" in line for line in served.log)
     assert "Traceback" not in "".join(served.log)
-    assert (files.parent / "home" / ".cache" / "jaxspec" / "costs.json").exists()  # what steps cost, for later starts
+    costs = files.parent / "home" / ".cache" / "jaxspec" / "costs.json"
+    busy = any("costs of steps are not kept: of two alike" in line for line in served.log)
+    assert costs.exists() or busy  # what steps cost, for later starts; on a busy machine nothing
 
 
 def flood(url, count):
