@@ -56,7 +56,7 @@ RUNS: dict[str, RunConfig] = {
     "space_llama2_7b": paper_run("meta-llama/Llama-2-7b-hf", template=LLAMA2),
     "space_llama2_13b": paper_run("meta-llama/Llama-2-13b-hf", template=LLAMA2),
     "space_llama2_70b": paper_run("meta-llama/Llama-2-70b-hf", batch_size=128, template=LLAMA2),
-    # The paper's Qwen-14B has a format of its own, which is not read; its successor has the same shapes in Qwen2's.
+    # The successor of the paper's Qwen-14B, in the same shapes; `--model Qwen/Qwen-14B` trains that one.
     "space_qwen_14b": paper_run("Qwen/Qwen1.5-14B"),
     # Full fine-tuning that ends in a checkpoint of the whole base. The loss is the paper's (equations 1 to 4). The text
     # is half of the base's own answers, each seen once, where the paper takes other people's answers, twice.

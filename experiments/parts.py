@@ -39,7 +39,8 @@ def _dflash(**settings: Any) -> Method:
 
 
 _PUBLISHED = {"direct": False, "even": False}
-_PUBLISHED_BLOCK = {"from_newest": False, "even": False, "head_norms": True, "mask_token": 4}
+_PUBLISHED_BLOCK = {"from_newest": False, "even": False, "sample_from_anchor": False}
+_PUBLISHED_BLOCK |= {"head_norms": True, "mask_token": 4}
 METHODS: dict[str, Method] = {
     "eagle": _eagle(),
     "eagle, a norm for each tap (3.1)": _eagle(fc_norm=True),

@@ -62,8 +62,9 @@ processes may work on the same list. CONTRIBUTING.md says how to send results in
   further out as long as the best is at an edge. The rest of a method's recipe is its config's.
 - **Score.** Tokens per step by [replay](unions.md#tuning) of drafts of {", ".join(map(str, NODES[:-1]))} and
   {NODES[-1]} nodes, the root included, chosen per step by the method's own chances, alone and joined with prompt
-  lookup. Probe rows come on top of the nodes. Methods that draft along paths are recorded with the very shape they are
-  scored with. What replay cannot tell is decoded: {", ".join(f"`{name}`" for name in DECODED)}. A method that tunes its
+  lookup. *Same tree* is a fixed one that all methods fill, *own tree* one by the method's accuracies; *of 8,192
+  tokens*: with that draft vocabulary. Probe rows come on top of the nodes. Methods that draft along paths are recorded
+  with the very shape they are scored with. What replay cannot tell is decoded: {", ".join(f"`{name}`" for name in DECODED)}. A method that tunes its
   base is scored on that base's answers.
 - **Check.** {_TERMS.live} answers are decoded beside every replay. Where the two differ by more than {_APART:.0%} the
   table says so.
@@ -172,7 +173,8 @@ def _tables(rows: Sequence[Row]) -> list[str]:
     return [
         section(
             "Tokens per step",
-            f"Ranked by {FIRST_NODES} nodes, alone. *Ahead*: of the next one.",
+            f"Ranked by drafts of {FIRST_NODES} nodes, alone. *Ahead*: of the method in the next line. [Terms](#terms) "
+            "has what the columns are.",
             ["", "method", "seeds", *_heads(), "ahead", "live check"],
             [
                 [place, f"`{row.name}`", len(row.scores), *_cells(row, ranked), _ahead(row, after, ranked), _check(row)]
@@ -206,8 +208,8 @@ def _shipped(rows: Sequence[Row]) -> list[str]:
     if not rows:
         return []
     text = (
-        "The adapters that come with jaxspec under the same terms of scoring, all tokens drafted. They were trained "
-        "with budgets of their own, so they do not compare as methods."
+        "The adapters that come with jaxspec under the same terms of scoring, drafting all tokens that they have "
+        "learned. They were trained with budgets of their own, so they do not compare as methods."
     )
     heads = ["method", *_heads(), "learned tokens", "live check"]
     lines = [

@@ -70,8 +70,8 @@ What the papers say of their trees, with the adapters that ship, one training of
   ([measured](accelerators.md), beyond 256 rows on a straight line; few rows count as more where these take less time),
   and two cores with the default model ([measured](results.md), beyond 64 rows on a straight line). Drafting on the H100
   is computed, too: 1.7 microseconds for each kernel that a method's
-  [compiled step](accelerators.md#kernels-of-a-step) has beyond one that drafts nothing. Costs on the two cores count
-  no drafting, BiTA's prefix neither.
+  [compiled step](accelerators.md#kernels-of-a-step) has beyond one that drafts nothing. Costs on the two cores
+  include neither drafting nor the reading of BiTA's prefix.
 - **Judged by the H100.** The papers speak of GPUs, of A100 and A800, which compute less per byte that they read: wide
   trees cost more there. What the two cores say stands beside it.
 - **Faster** is what has the whole interval more than 0.03 above 1. It is not faster where none of the interval is, and

@@ -12,6 +12,7 @@ import tyro
 
 from jaxspec.bench.questions import MT_BENCH, Question
 from jaxspec.config import MeshConfig, SamplingConfig
+from jaxspec.decoding.acceptance import AcceptanceName
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError, check_at_least
@@ -77,7 +78,7 @@ class BenchConfig:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    accept: Literal["match", "rejection", "block", "typical"] = "match"
+    accept: AcceptanceName = "match"
     seed: int = 0
     repeats: int = 1
     wording: Literal["plain", "space", "bita", "amphista", "hidden_transfer"] = "plain"

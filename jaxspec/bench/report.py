@@ -31,7 +31,7 @@ _RULES = {
 HOW_TO_READ = (
     "All methods answer each question in turn; compilation does not count. Speedups compare pairs, the same question "
     "answered both ways, by the time of decoding: the median and the mean, with 95% intervals. The column *with "
-    "prefill* is Spec-Bench's speedup, whose script however counts the reference's tokens again from the text. "
+    "prefill* is Spec-Bench's speedup, but its script counts the reference's tokens by tokenizing the text again. "
     "Tokens/s, ms per step and *step cost*, the time of a step over that of an autoregressive one, are medians over "
     "questions. Of a single question, speedup = tokens per step / step cost."
 )
@@ -111,7 +111,11 @@ def circumstances(results: Results) -> str:
 def remarks(results: Results) -> list[str]:
     """Remarks on single ways, on questions and on memory."""
     s, ways = results.setting, results.setting["ways"]
-    said = [f"{name}: {way['note']}." for name, way in ways.items() if "note" in way]
+    notes: dict[str, list[str]] = {}
+    for name, way in ways.items():
+        if "note" in way:
+            notes.setdefault(way["note"], []).append(name)
+    said = [f"{', '.join(names)}: {note}." for note, names in notes.items()]
     if own := [way for way in ways if reference_of(s, way) not in (REFERENCE, way)]:
         said.append(f"{', '.join(own)}: compared with autoregressive decoding of the base that the method has tuned.")
     for library in dict.fromkeys(way["library"] for way in ways.values() if "library" in way):

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,7 +16,7 @@ from jaxspec.cli.options import DrafterOptions, given_options, parse
 from jaxspec.cli.printing import Result, TextPrinter, record
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig, SamplingConfig
-from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, Typical
+from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, AcceptanceName, Typical
 from jaxspec.decoding.method import abstract_trainable
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.drafters import DrafterSpec, load_drafter, parse_drafter
@@ -102,7 +102,7 @@ class DecodeOptions(DrafterOptions):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
-    accept: Literal["match", "rejection", "block", "typical"] = "match"
+    accept: AcceptanceName = "match"
     epsilon: float = Typical.epsilon
     delta: float = Typical.delta
     batch_size: int = 1

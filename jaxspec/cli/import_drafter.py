@@ -29,7 +29,7 @@ class ImportOptions:
     """Make an adapter of a published drafter, which other software has trained for a base.
 
     The drafter is tried on answers that the base gives to a few prompts, so that a drafter that does not fit shows as a
-    number. Where its files can mean two things, both are tried, and the better one is kept.
+    number. Where its files can mean several things, all are tried, and the best one is kept.
 
     Attributes:
       drafter: a folder, or a name owner/model of the Hugging Face hub.

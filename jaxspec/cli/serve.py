@@ -18,7 +18,7 @@ import tyro
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache
 from jaxspec.config import MeshConfig
-from jaxspec.decoding.acceptance import ACCEPTANCES
+from jaxspec.decoding.acceptance import ACCEPTANCES, AcceptanceName
 from jaxspec.drafters import load_drafter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.serving.engine import Engine, Limits
@@ -59,7 +59,7 @@ class ServeOptions(DrafterOptions):
     method: str = "hidden_transfer+prompt_lookup"
     tree: str = ""
     draft_vocabulary: int | None = None
-    accept: Literal["match", "rejection", "block", "typical"] = "match"
+    accept: AcceptanceName = "match"
     mesh: MeshConfig = MeshConfig()
     limits: Limits = Limits()
     host: str = "127.0.0.1"

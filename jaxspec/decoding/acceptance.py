@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -113,7 +113,9 @@ class Rejection(Match):
     candidates that were not drawn: those of unions, and all that are chosen in every step.
     """
 
-    remark: ClassVar[str] = "rejection sampling: another text than the seed's own, of the same distribution"
+    remark: ClassVar[str] = (
+        "rejection sampling: with a fixed tree another text than the seed's own, of the same distribution"
+    )
     draws: ClassVar[bool] = True
 
     def drafting(self, sampler: Sampler) -> Sampler:
@@ -290,6 +292,7 @@ class Typical(Acceptance):
         return _longest(tree, draft.valid & survives, targets, of_node)
 
 
+AcceptanceName = Literal["match", "rejection", "block", "typical"]
 ACCEPTANCES: dict[str, type[Acceptance]] = {"match": Match, "rejection": Rejection, "block": Block, "typical": Typical}
 
 

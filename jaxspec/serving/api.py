@@ -56,7 +56,7 @@ def make_app(
     Args:
       engine: the engine that answers; closed when the application ends.
       name: name of the model, for clients.
-      api_key: key that clients must send under /v1; empty for none.
+      api_key: key that clients must send under /v1, /tokenize and /detokenize; empty for none.
       max_body_bytes: largest request body, in bytes.
       grace: seconds that running requests have when the application ends.
       aliases: further names that the model answers to.

@@ -63,8 +63,8 @@ def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:
     if len(readings) > 1:
         meanings = ", or ".join(each.meaning for each in readings)
         raise UserError(
-            f"{name_or_path}: its config.json can mean two things ({meanings}); `jaxspec import` tries both on the "
-            "base's own answers: give the folder that it writes"
+            f"{name_or_path}: its config.json can mean {len(readings)} things ({meanings}); `jaxspec import` tries "
+            "them on the base's own answers: give the folder that it writes"
         )
     return readings[0].adapter
 
