@@ -64,7 +64,8 @@ processes may work on the same list. CONTRIBUTING.md says how to send results in
   {NODES[-1]} nodes, the root included, chosen per step by the method's own chances, alone and joined with prompt
   lookup. *Same tree* is a fixed one that all methods fill, *own tree* one by the method's accuracies; *of 8,192
   tokens*: with that draft vocabulary. Probe rows come on top of the nodes. Methods that draft along paths are recorded
-  with the very shape they are scored with. What replay cannot tell is decoded: {", ".join(f"`{name}`" for name in DECODED)}. A method that tunes its
+  with the very shape they are scored with. What replay cannot tell is decoded:
+  {", ".join(f"`{name}`" for name in DECODED)}. A method that tunes its
   base is scored on that base's answers.
 - **Check.** {_TERMS.live} answers are decoded beside every replay. Where the two differ by more than {_APART:.0%} the
   table says so.
