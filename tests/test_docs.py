@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.readme import with_figures
+from experiments.readme import draw, shown_drafters, with_figures
 from jaxspec.cli.main import COMMANDS
 from jaxspec.drafters import METHODS
 from jaxspec.errors import UserError
@@ -44,7 +44,7 @@ def sections_of(text):
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_figures_of_the_readme_are_those_of_stored_results():
+def test_the_figures_of_the_readme_are_those_of_stored_results(tmp_path):
     """`python -m experiments.readme` writes them."""
     results, gpu = (read_json(ROOT / "docs" / name) for name in ("results.json", "h100.json"))
     text = (ROOT / "README.md").read_text()
@@ -53,6 +53,9 @@ def test_the_figures_of_the_readme_are_those_of_stored_results():
     changed = with_figures(text, results, gpu)
     assert re.search(r"\| `ppd` \| [\d.]+ \| 9\.00 \(", changed)
     assert len(changed.splitlines()) == len(text.splitlines())
+    assert shown_drafters(results["defaults"])[0] == "ppd"  # in the picture
+    draw(results, gpu, tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="has no two lines"):
         with_figures("", results, gpu)
     results["defaults_sampled"]["setting"]["jax"] = "another"
