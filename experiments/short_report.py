@@ -20,8 +20,8 @@ from jaxspec.markdown import table
 
 def short_report(results: Results) -> list[str]:
     """Setting, main table, speed and tokens per step by category, a step's parts, and answers that differ."""
-    about = [circumstances(results), acceptance_rule(results), *remarks(results)]
-    lines = [f"`{command(results.setting)}`", "", " ".join(about), "", *overall_table(results), *control_line(results)]
+    about = [f"`{command(results.setting)}`:", circumstances(results), acceptance_rule(results), *remarks(results)]
+    lines = [" ".join(about), "", *overall_table(results), *control_line(results)]
     for part in (_by_category(results), _steps(results), _different(results)):
         lines += ["", *part] if part else []
     return [*lines, ""]
