@@ -107,12 +107,12 @@ class Api:
                 self._check_key(request)
                 return await handler(request)
             except ApiError as error:
-                return self._refuse(request, error)
+                return _refuse(request, error)
             except ClientDisconnect:
                 return Response(status_code=499)  # nobody reads it
             except Exception as error:
                 _log.exception("%s failed", one_line(request.url.path))
-                return self._refuse(request, ApiError(500, f"the request failed: {type(error).__name__}"))
+                return _refuse(request, ApiError(500, f"the request failed: {type(error).__name__}"))
 
         return guard
 
@@ -297,9 +297,11 @@ class Api:
                 401, "missing or wrong API key: send the header Authorization: Bearer KEY", None, "invalid_api_key"
             )
 
-    def _refuse(self, request: Request, error: ApiError) -> Response:
-        _log.info("%s %d %s", one_line(request.url.path), error.status, error.message)
-        return JSONResponse(error.body(), error.status, error.headers)
+
+def _refuse(request: Request, error: ApiError) -> Response:
+    """The answer to a request that is refused; a line in the log."""
+    _log.info("%s %d %s", one_line(request.url.path), error.status, error.message)
+    return JSONResponse(error.body(), error.status, error.headers)
 
 
 def _busy(message: str) -> ApiError:
@@ -314,5 +316,5 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     """Answer unknown paths and HTTP methods."""
     path = one_line(request.url.path, 200)
     known = {404: f"no such path: {path}", 405: f"{request.method} is not for {path}"}
-    told = ApiError(error.status_code, known.get(error.status_code, error.detail))
-    return JSONResponse(told.body(), error.status_code, error.headers)
+    message = known.get(error.status_code, error.detail)
+    return _refuse(request, ApiError(error.status_code, message, headers=error.headers))

@@ -463,9 +463,15 @@ def test_bad_bodies_are_refused(app, content, status, message):
     assert response.status_code == status and message in response.json()["error"]["message"]
 
 
-def test_unknown_paths_and_methods(app):
+def test_unknown_paths_and_methods(app, caplog):
+    caplog.set_level("INFO", "jaxspec.serving")
     assert get(app, "/v1/nothing").json()["error"]["type"] == "not_found_error"
-    assert get(app, TEXT).status_code == 405
+    refused = get(app, TEXT)
+    assert refused.status_code == 405 and "POST" in refused.headers["allow"]
+    assert caplog.messages == [
+        "/v1/nothing 404 no such path: /v1/nothing",
+        "/v1/completions 405 GET is not for /v1/completions",
+    ]
 
 
 def test_a_prompt_of_a_megabyte_is_refused_by_its_length(engine):
