@@ -30,7 +30,7 @@ _KINDS = {
     "translation": "translation",
 }
 _PAPERS = ("bita", "space", "amphista", "hidden_transfer", "ppd")
-_IN_TABLE = ("math_reasoning", "mt_bench", "translation")
+_TABLE_KINDS = ("math_reasoning", "mt_bench", "translation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,10 @@ def _cpu(greedy: dict[str, Any], sampled: dict[str, Any]) -> list[str]:
         f"{setting['model']} on {setting['device']} in {setting['dtype']}, jax {setting['jax']}, {setting['began']}: "
         f"{setting['questions']} questions of Spec-Bench, at most {setting['settings']['max_new_tokens']} new tokens, "
         "rows chosen in every step, as by default. *Speed* is relative to autoregressive decoding, the median over "
-        f"questions with its 95% interval; *sampled* is at temperature {temperature}."
+        f"questions with its 95% interval; *sampled* is at temperature {temperature}. "
+        "Compare speeds of one machine only."
     )
-    heads = ["drafter", "tokens per step", "speed", *(_KINDS[kind] for kind in _IN_TABLE)]
+    heads = ["drafter", "tokens per step", "speed", *(_KINDS[kind] for kind in _TABLE_KINDS)]
     heads += ["sampled: tokens per step", "speed", "same output"]
     return [*_filled(said), "", *table(heads, rows)]
 
@@ -91,7 +92,7 @@ def ranked(benchmark: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown_drafters(benchmark: dict[str, Any]) -> list[str]:
-    """The fastest drafter of several sources, the fastest that is not trained, and the fastest single paper's."""
+    """The fastest drafter, `suffix`, which is not trained, and the fastest of the five papers' methods."""
     names = list(ranked(benchmark))
     of_papers = (name for name in names if name in _PAPERS)
     return list(dict.fromkeys([names[0], "suffix", next(of_papers)]))
@@ -100,7 +101,7 @@ def shown_drafters(benchmark: dict[str, Any]) -> list[str]:
 def _row(way: str, greedy: dict[str, Any], sampled: dict[str, Any]) -> list[Any]:
     tokens, speeds = ([figures[ALL][name] for figures in (greedy, sampled)] for name in ("tokens_per_step", "speedup"))
     tokens, speeds = [f"{value:.2f}" for value in tokens], [interval(Estimate(**speed)) for speed in speeds]
-    kinds = [f"{greedy[kind]['speedup']['value']:.2f}" for kind in _IN_TABLE]
+    kinds = [f"{greedy[kind]['speedup']['value']:.2f}" for kind in _TABLE_KINDS]
     same = [greedy[ALL][name] + sampled[ALL][name] for name in ("identical", "answers")]
     return [f"`{way}`", tokens[0], speeds[0], *kinds, tokens[1], speeds[1], f"{same[0]} of {same[1]}"]
 
@@ -108,10 +109,11 @@ def _row(way: str, greedy: dict[str, Any], sampled: dict[str, Any]) -> list[Any]
 def _on_gpu(gpu: dict[str, Any]) -> list[str]:
     """A sentence about the fastest drafter of a device."""
     method, best = next(iter(fastest_on(gpu).items()))
+    differing = best["answers"] - best["identical"]
     return _filled(
         f"On one {gpu['machine']['device']} in {best['dtype']}, jax {gpu['jax']}, {gpu['date']}, {best['answers']} "
-        f"prompts, `{method}` was {best['speedup']:.2f} times as fast; {best['identical']} of {best['answers']} texts "
-        "are the same, since in 16 bits near-ties round differently."
+        f"prompts, `{method}` with {best['rows']} rows was {best['speedup']:.2f} times as fast; "
+        f"{differing} of {best['answers']} texts differ, since near-ties round differently in 16 bits."
     )
 
 
@@ -122,7 +124,7 @@ def fastest_on(gpu: dict[str, Any]) -> dict[str, Any]:
         for name, figure in gpu["figures"].items()
         if "reference_tokens_per_second" in figure
     ]
-    best = dict(sorted(figures, key=lambda item: item[1]["speedup"]))  # of a method with several, the last
+    best = dict(sorted(figures, key=lambda item: item[1]["speedup"]))  # which keeps a method's last, fastest one
     return dict(sorted(best.items(), key=lambda item: -item[1]["speedup"]))
 
 
@@ -140,7 +142,6 @@ def draw(results: dict[str, Any], gpu: dict[str, Any], file: Path) -> None:
         left.legend(fontsize=8)
         right.bar(range(len(on_gpu)), [figure["speedup"] for figure in on_gpu.values()], 0.5, color="C4")
         right.set_xticks(range(len(on_gpu)), [f"{name}, {f['rows']} rows" for name, f in on_gpu.items()], fontsize=8)
-        right.set_ylim(left.get_ylim())
         right.set_title(f"{gpu['machine']['device']}, {next(iter(on_gpu.values()))['dtype']}", fontsize=10)
         for panel in (left, right):
             panel.axhline(1, color="black", linewidth=0.8)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.readme import draw, shown_drafters, with_figures
+from experiments.readme import draw, fastest_on, shown_drafters, with_figures
 from jaxspec.cli.main import COMMANDS
 from jaxspec.drafters import METHODS
 from jaxspec.errors import UserError
@@ -49,11 +49,17 @@ def test_the_figures_of_the_readme_are_those_of_stored_results(tmp_path):
     results, gpu = (read_json(ROOT / "docs" / name) for name in ("results.json", "h100.json"))
     text = (ROOT / "README.md").read_text()
     assert with_figures(text, results, gpu) == text
+    assert shown_drafters(results["defaults"]) == ["eagle+suffix", "suffix", "space"]  # in the picture
+    assert [(name, f["rows"]) for name, f in fastest_on(gpu).items()] == [
+        ("hidden_transfer", 31),
+        ("space", 32),
+        ("hydra", 8),
+    ]
     results["defaults"]["ways"]["ppd"]["all"]["speedup"]["value"] = 9.0
     changed = with_figures(text, results, gpu)
     assert re.search(r"\| `ppd` \| [\d.]+ \| 9\.00 \(", changed)
     assert len(changed.splitlines()) == len(text.splitlines())
-    assert shown_drafters(results["defaults"])[0] == "ppd"  # in the picture
+    assert shown_drafters(results["defaults"]) == ["ppd", "suffix"]
     draw(results, gpu, tmp_path / "speed.png")
     assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="has no two lines"):

@@ -62,11 +62,10 @@ processes may work on the same list. CONTRIBUTING.md says how to send results in
   further out as long as the best is at an edge. The rest of a method's recipe is its config's.
 - **Score.** Tokens per step by [replay](unions.md#tuning) of drafts of {", ".join(map(str, NODES[:-1]))} and
   {NODES[-1]} nodes, the root included, chosen per step by the method's own chances, alone and joined with prompt
-  lookup. *Same tree* is a fixed one that all methods fill, *own tree* one by the method's accuracies; *of 8,192
-  tokens*: with that draft vocabulary. Probe rows come on top of the nodes. Methods that draft along paths are recorded
-  with the very shape they are scored with. What replay cannot tell is decoded:
-  {", ".join(f"`{name}`" for name in DECODED)}. A method that tunes its
-  base is scored on that base's answers.
+  lookup. Columns: *same tree* is a fixed tree that all methods fill, *own tree* one chosen by the method's accuracies,
+  *of 8,192 tokens* is with that draft vocabulary. Probe rows come on top of the nodes. Methods that draft along paths
+  are recorded with the very shape they are scored with. A method that tunes its base is scored on that base's answers.
+  What replay cannot tell is decoded: {", ".join(f"`{name}`" for name in DECODED)}.
 - **Check.** {_TERMS.live} answers are decoded beside every replay. Where the two differ by more than {_APART:.0%} the
   table says so.
 - **Intervals** are of 95%: answers are drawn anew, the same ones for all methods, and the spread between seeds, pooled

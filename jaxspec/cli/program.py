@@ -91,8 +91,8 @@ def _explained(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
-        smaller = "smaller batches (--train.microbatch 1 in training), --weights int8, shorter texts"
-        return f"out of memory; {smaller} or more devices help ({text})"
+        remedies = "smaller batches (--train.microbatch 1 in training), --weights int8, shorter texts"
+        return f"out of memory; {remedies} or more devices help ({text})"
     if jax.distributed.is_initialized() and any(word in str(error) for word in _LOST):
         return f"the processes lost each other; see what the others say, and continue with --resume ({text})"
     if isinstance(error, OSError):  # a full disk, somebody else's folder, a name that is too long

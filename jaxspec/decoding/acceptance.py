@@ -110,11 +110,11 @@ class Rejection(Match):
     After a rejection the next token, or the next sibling's judge, is p's normalised excess over q, max(p - q, 0), and
     q loses the token that was refused. Drawing from all of p instead, as SPACE prints it, is not lossless. The text is
     another one than autoregressive decoding's with the same seed. Greedy decoding is the case of `Match`, and so are
-    candidates that were not drawn: those of unions, and all that are chosen in every step.
+    candidates that were not drawn: those of unions, and all that are chosen in every step; there the text is the same.
     """
 
     remark: ClassVar[str] = (
-        "rejection sampling: with a fixed tree another text than the seed's own, of the same distribution"
+        "rejection sampling: the same distribution, but with a fixed tree another text than the seed's own"
     )
     draws: ClassVar[bool] = True
 

@@ -119,7 +119,8 @@ def test_too_little_memory_is_one_line(refuses):
     def too_much(args):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 99 bytes.\nA long table")
 
-    assert "allocating 99 bytes.)" in refuses(too_much, [], "error: out of memory")
+    remedies = "error: out of memory; smaller batches (--train.microbatch 1 in training), --weights int8,"
+    assert "allocating 99 bytes.)" in refuses(too_much, [], remedies)
 
 
 @pytest.mark.parametrize(

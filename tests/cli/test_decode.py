@@ -146,7 +146,7 @@ def test_drafted_tokens_are_green_on_a_terminal(decode_rows, decode_text, all_pr
 def test_rejection_says_that_the_text_is_another(decode_rows, decode_text):
     options = ["--prompt", "hello", "--accept", "rejection", "--temperature", "0.9"]
     _, err = decode_text(*options)
-    assert "another text than the seed's own, of the same distribution" in err
+    assert "the same distribution, but with a fixed tree another text than the seed's own" in err
     [row] = decode_rows(*options, "--compare")
     assert row["lossless"] is True and row["accept"] == "rejection" and row["first_divergence"] is None
 

@@ -16,7 +16,17 @@ from jaxspec.errors import UserError
 from tests.helpers.experiments import benchmark
 
 DOCS = Path("docs")
-FOLDERS = ("defaults", "defaults_sampled", "defaults_at_1", "greedy", "code", "space", "latency", "latency_1b", "peers")
+FOLDERS = (
+    "defaults",
+    "defaults_sampled",
+    "defaults_temperature_1",
+    "greedy",
+    "code",
+    "space",
+    "latency",
+    "latency_1b",
+    "peers",
+)
 
 
 def run_page(output, *folders):

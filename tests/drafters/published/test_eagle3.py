@@ -128,7 +128,7 @@ def test_norm_output_has_two_meanings_in_one_form(tiny, tmp_path):
         readings = read_published(published(tmp_path / str(count) / config["architectures"][0], config), tiny)
         assert len(readings) == count
     folder = published(tmp_path / "unclear", eagle3(norm_output=True))
-    with pytest.raises(UserError, match=r"can mean two things \(norm_output feeds .*`jaxspec import` tries them"):
+    with pytest.raises(UserError, match=r"can mean 2 things \(norm_output feeds .*`jaxspec import` tries them"):
         load_drafter("eagle", tiny, folder)
 
 
