@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from jaxspec.bench.report import sections, write_bench_report
+from jaxspec.bench.report import remarks, sections, write_bench_report
 from jaxspec.bench.results import load_results
 from jaxspec.cli.bench import main
 from jaxspec.cli.program import run_main
@@ -50,6 +50,13 @@ def test_categories_of_mt_bench_have_columns_of_their_own(finished, tmp_path):
     for title in ("Speedup by category of MT-Bench", "Tokens per step by category of MT-Bench"):
         assert lines[lines.index(f"## {title}") + 2] == "| method | writing (6) |"
     assert "of MT-Bench" not in "".join(sections(load_results(finished[0]), "##"))
+
+
+def test_a_note_of_several_is_said_once(finished):
+    results = load_results(finished[0])
+    notes = {"a": "costs are typical", "b": "tuned", "c": "costs are typical"}
+    setting = results.setting | {"ways": {name: {"note": note} for name, note in notes.items()}}
+    assert remarks(dataclasses.replace(results, setting=setting))[:2] == ["a, c: costs are typical.", "b: tuned."]
 
 
 def test_a_step_is_taken_apart(finished):
