@@ -171,10 +171,10 @@ def check_dry_run(options: DecodeOptions) -> None:
 
 def check(options: DecodeOptions) -> None:
     """Raise UserError for options that make no sense, before anything is loaded."""
-    if bool(options.prompt) == bool(options.prompts):
-        raise UserError(
-            "give a prompt with --prompt TEXT or --prompts FILE.jsonl, one of the two, and not an empty one"
-        )
+    if options.prompt and options.prompts:
+        raise UserError("give --prompt TEXT or --prompts FILE.jsonl, not both")
+    if not (options.prompt or options.prompts):
+        raise UserError("give a prompt that is not empty: --prompt TEXT, or --prompts FILE.jsonl for several")
     if options.prompts and not Path(options.prompts).is_file():
         raise UserError(f"{options.prompts}: no such file")
     if options.prediction and not Path(options.prediction).is_file():

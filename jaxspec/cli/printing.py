@@ -100,9 +100,9 @@ def source_lines(answer: Generation, coloured: bool) -> list[str]:
     lines = []
     for i, (name, stats) in enumerate(answer.sources.items()):
         counts = zip(stats.accepted, stats.offered, stats.expected, strict=True)
-        told = [f"{a}/{o} ({e / o:.0%})" for a, o, e in counts if o]
+        told = [f"{a}/{o} ({e / o:.0%} expected)" for a, o, e in counts if o]
         legend = f" ({colour(1 << i)[0]})" if coloured else ""
-        lines.append(f"  {name}{legend}: accepted {', '.join(told) or 'nothing'} by depth (expected)")
+        lines.append(f"  {name}{legend}: accepted {', '.join(told) or 'nothing'} by depth")
     return lines
 
 

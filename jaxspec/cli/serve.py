@@ -125,6 +125,7 @@ def serve(options: ServeOptions) -> None:
     acceptance = ACCEPTANCES[options.accept]()
     drafter = load_drafter(spec.accepted_by(acceptance), model, slots=options.limits.slots)
     engine = Engine(model, drafter, options.limits, acceptance, options.penalties)
+    print("compiling what requests will need: minutes at the first start, less at later ones", file=sys.stderr)
     engine.warm_up()
     key = options.api_key or os.environ.get("JAXSPEC_API_KEY", "")
     name, *aliases = names(options.name, model.name)

@@ -119,10 +119,17 @@ def train(config: RunConfig, options: TrainOptions, output: Path) -> None:
         print(stopped, file=sys.stderr)
         return
     except KeyboardInterrupt:
-        print(f"{output}: continue from the last checkpoint with --resume", file=sys.stderr)
+        print(f"{output}: {_what_is_saved(output, config.train.save_every)}", file=sys.stderr)
         raise
     if is_leader():
         report(adapter, output)
+
+
+def _what_is_saved(output: Path, save_every: int) -> str:
+    """What a run that was interrupted, not asked to stop, has left to continue from."""
+    if any(saved.name.isdigit() for saved in (output / "checkpoints").glob("*")):
+        return "continue from the last checkpoint with --resume"
+    return f"no checkpoint yet (--train.save-every {save_every}); SIGTERM, unlike Ctrl-C, saves one before the run ends"
 
 
 def report(adapter: Adapter, output: Path) -> None:

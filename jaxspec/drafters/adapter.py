@@ -104,7 +104,10 @@ def read_head(folder: Path) -> dict[str, Any]:
     if not folder.exists():
         raise UserError(f"{folder}: no such folder, and so no adapter there (adapter.json is missing)")
     if not file.exists():
-        raise UserError(f"{folder}: no adapter there (adapter.json is missing)")
+        unfinished = (
+            "; its training is not finished: continue it with --resume" if (folder / "run.json").exists() else ""
+        )
+        raise UserError(f"{folder}: no adapter there (adapter.json is missing){unfinished}")
     head = read_json(file)
     if head.get("format") != _FORMAT:
         raise UserError(f"{file}: format {head.get('format')!r} is not {_FORMAT}")

@@ -195,13 +195,17 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
         )
     head = read_head(folder)
     if head.get("method") != name:
-        raise UserError(f"{folder}: this adapter belongs to method {head.get('method')!r}, not {name!r}")
+        raise UserError(
+            f"{folder}: this adapter belongs to method {head.get('method')!r}, not {name!r}; "
+            "--method must name the adapter's"
+        )
     if head.get("fingerprint") != model.fingerprint:
         beside = folder / OWN_MODEL
-        hint = f"; its base was trained with it: give {beside} as the model" if beside.is_dir() else ""
+        own = f"its base was trained with it: give {beside} as the model"
+        hint = own if beside.is_dir() else "give its base with --model, or train an adapter for this one"
         raise UserError(
             f"{folder}: this adapter was trained for another base ({head.get('base')!r}, fingerprint "
-            f"{head.get('fingerprint')}); {model.name!r} has {model.fingerprint}{hint}"
+            f"{head.get('fingerprint')}); {model.name!r} has {model.fingerprint}; {hint}"
         )
     return load_adapter(folder, model.config, head)
 

@@ -80,7 +80,7 @@ def _parse(path: Path, number: int, text: str) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{number + error.lineno - 1}: not JSON ({error.msg})") from None
+        raise UserError(f"{path}:{number + error.lineno - 1}: not JSON ({error.msg}: column {error.colno})") from None
     except ValueError as error:
         raise UserError(f"{path}:{number}: not JSON that can be read ({error})") from None
 
@@ -116,6 +116,8 @@ def _read_rows(source: str, split: str = "train") -> list[tuple[str, dict[str, A
         raise UserError(f"data.split {split!r}: {path} is a file, which has no splits")
     if path.is_file():
         rows = [(f"{path}:{number}", row) for number, row in read_jsonl(path)]
+    elif path.suffix in (".jsonl", ".json"):
+        raise UserError(f"prompts {source!r}: no such file")
     else:
         rows = _read_hub(source, split)
     if not rows:
@@ -216,7 +218,7 @@ def select_prompts(model: Model, data: DataConfig) -> list[Selected]:
     if len(held_out) < data.held_out or not chosen:
         raise UserError(
             f"{len(held_out)} prompts of at most {data.max_prompt_tokens} tokens are not enough to hold out "
-            f"{data.held_out} and train on the rest; give more prompts or lower data.held-out"
+            f"{data.held_out} and train on the rest; give more prompts or lower --data.held-out"
         )
     return [selected for _, selected in held_out + chosen]
 

@@ -7,6 +7,7 @@ import functools
 import importlib.util
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,8 @@ class Trainer:
         train, settings = self.config.train, (self.config.method, self.config.shapes, self.config.train)
         updates = [Update.of(*settings, stage, self.config.mesh.zero == 2) for stage in range(len(self._stage_ends))]
         step = self._checkpoints.latest
+        if self._resume and is_leader():
+            print(f"{self.output}: resuming after update {step} of {train.steps}", file=sys.stderr)
         update = updates[bisect.bisect_right(self._stage_ends, max(step - 1, 0))]  # of the state that was saved
         state = starting_state(self._checkpoints, update, train.seed, self.base)
         began, groups = time.monotonic(), 0

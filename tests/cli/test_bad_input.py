@@ -38,7 +38,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--max-new-token", "3"], "'--max-new-token' (did you mean '--max-new-tokens'?)"),
         (["--prompt", ""], "give a prompt"),
         (["--prompt", "  "], "the prompt is empty"),
-        (["--prompt", "x", "--prompts", "y"], "one of the two"),
+        (["--prompt", "x", "--prompts", "y"], "not both"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         (["--prompt", "x", "--max-new-tokens", "0"], "max-new-tokens must be at least 1"),
         (["--prompt", "x", "--max-new-tokens", "-3"], "max-new-tokens must be at least 1"),

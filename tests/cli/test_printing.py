@@ -70,8 +70,8 @@ def test_sources_are_told_apart():
     assert answer.drafted == [False, True, True, True, False]
     assert [colour(bits)[0] for bits in (1, 2, 3, 4, 5)] == ["green", "blue", "cyan", "magenta", "cyan"]
     assert source_lines(answer, coloured=True) == [
-        "  medusa (green): accepted 2/4 (62%), 0/2 (25%) by depth (expected)",
-        "  suffix (blue): accepted 1/3 (30%) by depth (expected)",
+        "  medusa (green): accepted 2/4 (62% expected), 0/2 (25% expected) by depth",
+        "  suffix (blue): accepted 1/3 (30% expected) by depth",
     ]
     row = record(Result(answer))
     assert row["drafted_by"] == [[], ["medusa"], ["suffix"], ["medusa", "suffix"], []]

@@ -86,6 +86,10 @@ def test_wrong_adapters_are_refused(tiny, folder):
     assert "no adapter of ppd ships for 'tiny'" in message(adapter=None)
     assert "trained for another base ('tiny'" in message(model=make_tiny(seed=2))
 
+    (folder.parent / "unfinished").mkdir()
+    (folder.parent / "unfinished" / "run.json").touch()
+    assert "its training is not finished: continue it with --resume" in message(adapter=folder.parent / "unfinished")
+
     edit(folder, method="autoregressive")
     assert "belongs to method 'autoregressive', not 'ppd'" in message()
     edit(folder, method="ppd", settings={"ensemble": 2, "colour": 1})

@@ -327,7 +327,7 @@ def test_given_answers_follow_a_template_directly(model, write):
     [
         ({"column": "said"}, r"few.jsonl:1: no text in column 'said'; columns: q"),
         ({"answer_column": "a"}, r"few.jsonl:1: no text in column 'a'; columns: q"),
-        ({"prompts": "nowhere.jsonl"}, r"^prompts 'nowhere.jsonl': no such file, and could not be loaded from the hub"),
+        ({"prompts": "nowhere.jsonl"}, r"^prompts 'nowhere.jsonl': no such file$"),
         ({"split": "test"}, r"data.split 'test': .*few.jsonl is a file"),
     ],
 )
