@@ -140,7 +140,7 @@ def test_from_the_start_to_sigterm(files):
     assert "Traceback" not in "".join(served.log)
     costs = files.parent / "home" / ".cache" / "jaxspec" / "costs.json"
     busy = any("costs of steps are not kept: of two alike" in line for line in served.log)
-    assert costs.exists() != busy  # what steps cost, for later starts; on a busy machine nothing
+    assert costs.exists() or busy  # what steps cost, for later starts; on a busy machine some or nothing
 
 
 def flood(url, count):
