@@ -174,12 +174,12 @@ def main(args: list[str]) -> None:
     prompts = encode_prompts(model, [question.turns[0] for question in questions], options.tokens, True, None)
     longest = max(map(len, prompts)) + options.tokens + max(options.drafted, default=0) + 1
     answers = measure(ways_of_llamacpp(options, model, longest) | ways_of_jaxspec(options, model), prompts)
-    found = {
+    results = {
         "settings": dataclasses.asdict(options) | {"data": Path(options.data).name},
         "versions": {"jax": jax.__version__, "llama-cpp-python": importlib.metadata.version("llama-cpp-python")},
         "answers": {name: [dataclasses.asdict(answer) for answer in each] for name, each in answers.items()},
     }
-    write_json(folder / "llamacpp.json", found)
+    write_json(folder / "llamacpp.json", results)
     print("\n".join(report(answers)))
 
 

@@ -201,8 +201,9 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
         )
     if head.get("fingerprint") != model.fingerprint:
         beside = folder / OWN_MODEL
-        own = f"its base was trained with it: give {beside} as the model"
-        hint = own if beside.is_dir() else "give its base with --model, or train an adapter for this one"
+        hint = "give its base with --model, or train an adapter for this one"
+        if beside.is_dir():
+            hint = f"its base was trained with it: give {beside} as the model"
         raise UserError(
             f"{folder}: this adapter was trained for another base ({head.get('base')!r}, fingerprint "
             f"{head.get('fingerprint')}); {model.name!r} has {model.fingerprint}; {hint}"

@@ -34,14 +34,11 @@ def test_what_an_interrupted_run_has_saved_is_said(tmp_path, monkeypatch, capsys
     """Ctrl-C comes while the first updates are made, and later."""
 
     class Interrupted:
-        def __init__(self, config, model, output, resume, stop):
-            pass
-
         def run(self):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "load_base", lambda *_: None)
-    monkeypatch.setattr(train, "Trainer", Interrupted)
+    monkeypatch.setattr(train, "Trainer", lambda *_: Interrupted())
 
     def interrupted(*options):
         with pytest.raises(KeyboardInterrupt):
