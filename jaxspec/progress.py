@@ -15,7 +15,7 @@ _SECONDS_BETWEEN_LINES = 15.0
 class Progress:
     """A bar with rate and time left; a line every few seconds where stderr is no terminal.
 
-    The rate is that of the later half of what is done: first units may take longer, as programs are compiled.
+    The rate is that of the later half of what is done, and never of the first report, which compiling delays.
 
     Args:
       label: what is going on.
@@ -28,7 +28,7 @@ class Progress:
         self._label, self.total, self._unit, self._first, self._done = label, total, unit, done, done
         self._last = time.monotonic()
         self._skipped = 0.0  # seconds
-        self._marks = deque([(self._last, done)])  # times and units finished by then, from the middle on
+        self._marks: deque[tuple[float, int]] = deque()  # times and units finished by then, from the middle on
         self._bar = None
         if sys.stderr.isatty():
             self._bar = tqdm.tqdm(total=total, initial=done, unit=unit, desc=label, dynamic_ncols=True)
@@ -54,11 +54,16 @@ class Progress:
             self._marks.popleft()
         if self._bar is None and (now - self._last > _SECONDS_BETWEEN_LINES or done >= self.total):
             self._last = now
-            since, before = self._marks[0]
-            rate = (done - before) / max(now - self._skipped - since, 1e-9)
-            left = (self.total - done) / rate if rate else 0
-            line = f"{self._label}: {done}/{self.total} {self._unit}, {rate:.2f}/s, {left / 60:.1f} min left"
+            line = f"{self._label}: {done}/{self.total} {self._unit}{self._speed(done)}"
             print(f"{line}  {note}".rstrip(), file=sys.stderr, flush=True)
+
+    def _speed(self, done: int) -> str:
+        """The rate and the time left; nothing after the first report."""
+        (since, before), (now, _) = self._marks[0], self._marks[-1]
+        if done <= before:
+            return ""
+        rate = (done - before) / max(now - since, 1e-9)
+        return f", {rate:.2f}/s, {(self.total - done) / rate / 60:.1f} min left"
 
     def skip(self, seconds: float) -> None:
         """Leave out the last seconds, in which nothing was done that will be done again, such as compiling."""

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxspec.errors import UserError, check_at_least
+from jaxspec.errors import UserError, check_at_least, suggest
 
 
 def test_what_is_too_small_is_named_as_on_the_command_line():
@@ -22,3 +22,9 @@ def test_what_is_too_small_is_named_as_on_the_command_line():
 def test_no_values_at_all_are_refused():
     with pytest.raises(UserError, match="give at least one value for cache-lengths"):
         check_at_least(SimpleNamespace(cache_lengths=()), {"cache_lengths": 1})
+
+
+def test_the_beginning_of_a_name_is_recognized():
+    assert suggest("ppd", ["bita_7b", "ppd_smollm2", "ppd_7b"]) == " (did you mean 'ppd_smollm2'?)"
+    assert suggest("pdd", ["ppd", "pddx_and_more"]) == " (did you mean 'ppd'?)"
+    assert suggest("", ["ppd"]) == suggest("x", ["ppd"]) == ""

@@ -12,7 +12,7 @@ from jaxspec.drafters.adapter import WEIGHTS, Adapter, save_adapter
 from jaxspec.errors import UserError
 from jaxspec.files import display_name, new_folder, read_text
 from jaxspec.methods.rest import Rest, build
-from jaxspec.training.examples import read_jsonl
+from jaxspec.training.examples import read_jsonl, row_text
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
 from jaxspec.weights.model import Model
 
@@ -77,12 +77,10 @@ def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iter
         if not all(type(token) is int and 0 <= token < model.config.vocab_size for token in tokens):
             raise UserError(f"{where}: {column}_tokens must be token ids below {model.config.vocab_size}")
         yield tokens
-    elif isinstance(row.get(column), str):
-        yield model.encode_plain(row[column])
-    elif "choices" in row:
+    elif column not in row and "choices" in row:
         try:
             yield from [model.encode_plain(turn) for choice in row["choices"] for turn in choice["turns"]]
         except (AttributeError, KeyError, TypeError, ValueError):
             raise UserError(f"{where}: choices without turns of text") from None
     else:
-        raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
+        yield model.encode_plain(row_text(where, row, column))

@@ -14,7 +14,7 @@ import tyro
 
 from jaxspec.cli.options import DrafterOptions, given_options, parse
 from jaxspec.cli.printing import Result, TextPrinter, record
-from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.cli.program import enable_compilation_cache, mention_compilation
 from jaxspec.config import MeshConfig, SamplingConfig
 from jaxspec.decoding.acceptance import ACCEPTANCES, Acceptance, AcceptanceName, Typical
 from jaxspec.decoding.method import abstract_trainable
@@ -193,6 +193,7 @@ def decode(options: DecodeOptions) -> None:
     """Load, answer, print."""
     prompts = [options.prompt] if options.prompt else read_prompts(options.prompts, options.column)
     enable_compilation_cache()
+    mention_compilation()
     model = options.load_model(options.mesh)
     encoded = encode_prompts(model, prompts, **options.room)  # refuses a bad prompt before any is answered
     drafters = choose_drafters(options, model)

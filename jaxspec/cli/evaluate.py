@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxspec.cli.options import DrafterOptions, parse
-from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.cli.program import enable_compilation_cache, mention_compilation
 from jaxspec.drafters import open_adapter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name
@@ -35,7 +35,7 @@ class EvaluateOptions(DrafterOptions):
       json: print the figures as JSON.
     """
 
-    method: str = "eagle"
+    default_method: ClassVar[str] = "eagle"
     prompts: str = ""
     column: str = "prompt"
     answers: int = 20
@@ -52,6 +52,7 @@ def main(args: list[str]) -> None:
     if len(spec.methods) > 1 or spec.draft is not None or spec.draft_adapter is not None:
         raise UserError("evaluate measures the adapter of one method; jaxspec bench measures unions and draft models")
     enable_compilation_cache()
+    mention_compilation()
     model = options.load_model()
     adapter = open_adapter(spec.methods[0].method.name, model, spec.adapter)
     answers = own_answers(

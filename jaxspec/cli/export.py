@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxspec.cli.options import parse
-from jaxspec.drafters import load_drafter, open_adapter
+from jaxspec.drafters import adapter_method, load_drafter, open_adapter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.published import method_to_write, write_published
 from jaxspec.errors import UserError
@@ -27,8 +27,8 @@ class ExportOptions:
     Attributes:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a checkpoint that `jaxspec train` wrote,
         or a GGUF file.
-      method: a method that tunes its base, such as space: export the tuned base. With a form: the adapter's method,
-        which is the form's where left out.
+      method: a method that tunes its base, such as space: export the tuned base; default that of the adapter. With a
+        form: the adapter's method, which is the form's where left out.
       adapter: folder of that adapter; default the one that ships for this method and model.
       form: form of published drafters to write the adapter in: eagle3, dflash, speculators for either, or medusa.
       dtype: dtype of the weights; default float32 on CPU, float16 on GPUs without bfloat16, bfloat16 elsewhere. Of an
@@ -53,21 +53,20 @@ def main(args: list[str]) -> None:
     if options.form:
         export_adapter(options, output)
         return
-    if options.adapter and not options.method:
-        raise UserError("--adapter needs --method, the method it belongs to")
+    method = options.method or (adapter_method(options.adapter) if options.adapter else "")
     model = load_model(options.model, options.dtype or None)
-    if not options.method:
+    if not method:
         export(model, output)
         return
-    drafter = load_drafter(options.method, model, options.adapter or None)
+    drafter = load_drafter(method, model, options.adapter or None)
     source = drafter.source  # refuses a union
     if drafter.model is model:
-        raise UserError(f"{options.method} leaves the base as it is: there is nothing to tune it with")
+        raise UserError(f"{method} leaves the base as it is: there is nothing to tune it with")
     export(drafter.model, output)
     info = source.adapter.info | {"base": f"{output.name}, made from {options.model}"}
     fingerprint, frequent = drafter.model.fingerprint, source.adapter.frequent_tokens
     save_adapter(output / "adapter", Adapter(source.method, source.trainable, fingerprint, info, frequent))
-    print(f"{output / 'adapter'}: the adapter of {options.method} for that base")
+    print(f"{output / 'adapter'}: the adapter of {method} for that base")
 
 
 def export_adapter(options: ExportOptions, output: Path) -> None:

@@ -9,13 +9,13 @@ import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import jax
 import tyro
 
 from jaxspec.config import MeshConfig
-from jaxspec.drafters import DrafterSpec, parse_drafter
+from jaxspec.drafters import DrafterSpec, adapter_method, parse_drafter
 from jaxspec.errors import UserError, suggest
 from jaxspec.model.gpu import has_bfloat16, plain_note
 from jaxspec.model.small_products import small_note
@@ -33,7 +33,8 @@ class DrafterOptions:
       model: smollm2-135m (the default), a Hugging Face directory or hub name, a base written by `jaxspec train` or by
         `jaxspec export`, or a GGUF file.
       method: the drafter: a method, or several joined by a + that draft together, then settings of which the options
-        below are short forms, as in --method "medusa+suffix tree=best:5 vocabulary=8192 adapter=DIR".
+        below are short forms, as in --method "medusa+suffix tree=best:5 vocabulary=8192 adapter=DIR". Default that of
+        the adapter; without one ppd, in evaluate eagle, in serve hidden_transfer+prompt_lookup.
       adapter: folder of a trained adapter, or folder or hub name of a drafter that other software has trained (see
         `jaxspec import`); default the one that ships for this method and model.
       draft_model: for the method draft_model: a smaller base, named like the model, or the folder of one made of this
@@ -49,13 +50,14 @@ class DrafterOptions:
     """
 
     model: str = DEFAULT_MODEL
-    method: str = "ppd"
+    method: str = ""
     adapter: str = ""
     draft_model: str = ""
     draft_adapter: str = ""
     template: str = ""
     dtype: str = ""
     weights: str = ""
+    default_method: ClassVar[str] = "ppd"
 
     def load_model(self, mesh: MeshConfig = MeshConfig()) -> Model:
         """The base, on a mesh; says on stderr what its device lacks."""
@@ -67,7 +69,8 @@ class DrafterOptions:
         """The drafter, as --method and its short forms say it; further settings by the names of its fields."""
         folders = {"adapter": self.adapter, "draft": self.draft_model, "draft_adapter": self.draft_adapter}
         folders = {name: folder or None for name, folder in folders.items()}
-        return parse_drafter(self.method).with_settings(**folders, **settings)
+        method = self.method or (adapter_method(self.adapter) if self.adapter else self.default_method)
+        return parse_drafter(method).with_settings(**folders, **settings)
 
 
 def load_base(name: str, dtype: str, mesh: MeshConfig, template: str, weights: str) -> Model:

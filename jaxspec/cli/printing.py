@@ -151,6 +151,8 @@ def summary(name: str, answer: Generation) -> str:
     rates = [f"{a / o:.0%}" for a, o in zip(answer.accepted, answer.offered, strict=True) if o]
     if rates:
         parts.append(f"accepted {'/'.join(rates)} at depth {'/'.join(str(d + 1) for d in range(len(rates)))}")
+    if answer.sources and answer.steps and not any(answer.offered):
+        parts.append("nothing drafted: nothing was likely enough to pay")
     if answer.draft_passes:
         parts.append(f"{answer.draft_passes} drafting passes")
     if answer.accepted_prediction or answer.rejected_prediction:

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,6 +19,10 @@ from jaxspec.parallel.chips import GPU_MEMORY
 
 # Parts of the messages of errors that are raised when another process has ended
 _LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+
+# Events of JAX: a program goes to XLA, and comes back
+_LOWERED, _COMPILED = (f"/jax/core/compile/{name}_duration" for name in ("jaxpr_to_mlir_module", "backend_compile"))
+_PATIENCE = 3.0  # seconds
 
 # Log messages of Orbax, and of asyncio on its behalf, about errors that they also raise
 _RAISED_TOO = (
@@ -59,6 +64,28 @@ def enable_compilation_cache() -> None:
     """Keep compiled programs on disk, so that the second start is fast. JAX's own environment variables override it."""
     _set_default("compilation_cache_dir", str(user_cache("xla")))
     _set_default("persistent_cache_min_compile_time_secs", 0.5)
+
+
+def mention_compilation() -> None:
+    """Say on stderr, once, that XLA compiles: as soon as one program has taken a few seconds."""
+    timer: threading.Timer | None = None
+    said = False
+
+    def say() -> None:
+        nonlocal said
+        said = True
+        print("compiling: up to minutes at the first start, little at later ones", file=sys.stderr, flush=True)
+
+    def follow(event: str, seconds: float, **_: Any) -> None:
+        nonlocal timer
+        if timer and event == _COMPILED:
+            timer.cancel()
+        if event == _LOWERED and not said:
+            timer = threading.Timer(_PATIENCE, say)
+            timer.daemon = True
+            timer.start()
+
+    jax.monitoring.register_event_duration_secs_listener(follow)
 
 
 def _set_default(name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import tyro
@@ -56,7 +56,7 @@ class ServeOptions(DrafterOptions):
       grace: seconds that running requests have after SIGTERM.
     """
 
-    method: str = "hidden_transfer+prompt_lookup"
+    default_method: ClassVar[str] = "hidden_transfer+prompt_lookup"
     tree: str = ""
     draft_vocabulary: int | None = None
     accept: AcceptanceName = "match"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from jaxspec.bench.dry_run import dry_run_training, training_lines
 from jaxspec.cli.options import load_base, parse, program
-from jaxspec.cli.program import enable_compilation_cache
+from jaxspec.cli.program import enable_compilation_cache, mention_compilation
 from jaxspec.drafters.adapter import OWN_MODEL, Adapter
 from jaxspec.errors import UserError
 from jaxspec.files import check_writable, local_folder
 from jaxspec.parallel.chips import absent_mesh
-from jaxspec.parallel.preemption import on_sigterm
 from jaxspec.parallel.processes import ProcessConfig, as_leader, is_leader, join_processes
+from jaxspec.parallel.stopping import StopSignals
 from jaxspec.training.evaluate import lost_distances
 from jaxspec.training.examples import check_files
 from jaxspec.training.folder import check_output
@@ -111,25 +111,18 @@ def train(config: RunConfig, options: TrainOptions, output: Path) -> None:
     check_output(output, (output / "run.json").exists(), options.resume)  # before a large base is loaded
     as_leader(lambda: check_writable(output))
     enable_compilation_cache()
-    stopping = on_sigterm()
+    mention_compilation()
+    signals = StopSignals()
     model = load_base(config.model, options.dtype, config.mesh, config.data.template, options.weights)
     try:
-        adapter = Trainer(config, model, output, options.resume, stopping).run()
+        adapter = Trainer(config, model, output, options.resume, signals).run()
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
+        if signals.interrupted:
+            raise KeyboardInterrupt from None  # with the exit code that ends a shell's loop
         return
-    except KeyboardInterrupt:
-        print(f"{output}: {_what_is_saved(output, config.train.save_every)}", file=sys.stderr)
-        raise
     if is_leader():
         report(adapter, output)
-
-
-def _what_is_saved(output: Path, save_every: int) -> str:
-    """What a run that was interrupted, not asked to stop, has left to continue from."""
-    if any(saved.name.isdigit() for saved in (output / "checkpoints").glob("*")):
-        return "continue from the last checkpoint with --resume"
-    return f"no checkpoint yet (--train.save-every {save_every}); SIGTERM, unlike Ctrl-C, saves one before the run ends"
 
 
 def report(adapter: Adapter, output: Path) -> None:

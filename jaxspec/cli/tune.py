@@ -73,7 +73,7 @@ def main(args: list[str]) -> None:
     spec = options.drafter()
     chosen_here = {"tree": spec.tree, "vocabulary": None if options.quick else spec.vocabulary}
     if given := [name for name, value in chosen_here.items() if value is not None]:
-        raise UserError(f"drafter {options.method!r}: the {given[0]} is chosen here, leave it out")
+        raise UserError(f"drafter {spec.text!r}: the {given[0]} is chosen here, leave it out")
     if options.quick:
         measure(options, spec)
     elif [type(each.method) for each in spec.methods] == [SelfSpeculative] and spec.adapter is None:

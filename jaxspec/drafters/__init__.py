@@ -2,13 +2,14 @@
 
 from jaxspec.drafters.adapter import load_adapter
 from jaxspec.drafters.choices import choice_folder, choose_tree, shaped
-from jaxspec.drafters.loading import load_drafter, open_adapter, ships
+from jaxspec.drafters.loading import adapter_method, load_drafter, open_adapter, ships
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.methods import METHODS
 
 __all__ = [
     "METHODS",
     "DrafterSpec",
+    "adapter_method",
     "choice_folder",
     "choose_tree",
     "load_adapter",

@@ -210,7 +210,7 @@ def _shape(sources: Sequence[Source], tree: str | TreePlan | Sequence[Path] | No
         return parse_budget(tree, sources)
     if others:
         names = "+".join(each.method.name for each in sources)
-        raise UserError(f"{names}: a union takes a tree of best:ROWS, got {str(tree)!r}")
+        raise UserError(f"{names}: a union takes a tree of auto, own or best:ROWS, got {str(tree)!r}")
     if isinstance(tree, str):
         plan = method_plan(method, source.config, tree, source.accuracy)
     elif tree is not None:

@@ -149,10 +149,20 @@ def _owner(names: Sequence[str], adapter: str | Path, config: ModelConfig) -> st
         raise UserError(f"{'+'.join(names)} takes no adapter, got {str(adapter)!r}")
     if len(takers) == 1:
         return takers[0]
-    declared = method_of_published(adapter) if is_published(adapter) else read_head(Path(adapter)).get("method")
+    declared = adapter_method(adapter)
     if declared not in takers:
         raise UserError(f"{adapter}: this adapter belongs to method {declared!r}, not to {' or '.join(takers)}")
     return declared
+
+
+def adapter_method(adapter: str | Path) -> str:
+    """The name of the method of an adapter's folder, or of a published drafter by its folder or hub name.
+
+    Raises UserError for what is neither.
+    """
+    if is_published(adapter):
+        return method_of_published(adapter)
+    return str(read_head(Path(adapter)).get("method"))
 
 
 def ships(name: str, model: Model) -> bool:

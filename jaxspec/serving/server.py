@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -32,7 +35,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], None]) -> None:
-    """Answer until SIGTERM or SIGINT.
+    """Answer until SIGTERM or SIGINT; a second SIGINT ends the process at once.
 
     Args:
       app: the application.
@@ -46,6 +49,12 @@ def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], N
             await super().startup(sockets)
             if self.started:
                 ready()
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if self.should_exit and sig == signal.SIGINT:  # a step on the device cannot be interrupted
+                print("interrupted: requests that were running have no answer", file=sys.stderr, flush=True)
+                os._exit(130)
+            super().handle_exit(sig, frame)
 
     patience = None if math.isinf(grace) else max(int(grace), 1)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=patience, ws="none")

@@ -144,16 +144,16 @@ def _examples(where: str, row: dict[str, Any], source: TextSource) -> Iterable[E
     said = row.get(source.column)
     if isinstance(said, list):
         return _conversation(where, said, source.regenerate)
-    parts = [_text(where, row, source.column)]
+    parts = [row_text(where, row, source.column)]
     if source.context_column and row.get(source.context_column, "") is not None:
-        parts.append(_text(where, row, source.context_column))
-    answer = _text(where, row, source.answer_column) if source.answer_column else None
+        parts.append(row_text(where, row, source.context_column))
+    answer = row_text(where, row, source.answer_column) if source.answer_column else None
     return [Example(("\n\n".join(filter(str.strip, parts)),), answer)]
 
 
 def _prompt(where: str, row: dict[str, Any], column: str) -> str:
     """A text that can be answered."""
-    text = _text(where, row, column)
+    text = row_text(where, row, column)
     if not text.strip():
         raise UserError(f"{where}: the prompt in column {column!r} is empty; remove that row")
     try:
@@ -163,9 +163,13 @@ def _prompt(where: str, row: dict[str, Any], column: str) -> str:
     return text
 
 
-def _text(where: str, row: dict[str, Any], column: str) -> str:
-    if not isinstance(row.get(column), str):
-        raise UserError(f"{where}: no text in column {column!r}; columns: {', '.join(row)}")
+def row_text(where: str, row: dict[str, Any], column: str) -> str:
+    """The text in a column. Raises UserError where there is none; `where` names the row."""
+    if column not in row:
+        option = "choose one with --column (in training --data.column)"
+        raise UserError(f"{where}: no column {column!r}; columns: {', '.join(row)}; {option}")
+    if not isinstance(row[column], str):
+        raise UserError(f"{where}: column {column!r} must hold a text, got {json.dumps(row[column], default=str)[:80]}")
     return row[column]
 
 

@@ -36,6 +36,7 @@ _NOT_NEGATIVE = (
     *(f"train.{name}" for name in ("together", "microbatch", "eval_every", "eval_answers", "warmup", "clip", "seed")),
     "data.held_out_seed",
 )
+_SHOWN = 4  # differing settings in a message
 _FREE = (  # settings that change nothing of the trained weights but their rounding
     *("tree", "draft_vocabulary", "dtype", "data.batch_size", "data.cache"),
     *(f"train.{name}" for name in ("adapter_dtype", "eval_answers", "eval_every", "keep", "lengths", "remat")),
@@ -248,12 +249,17 @@ def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> N
     old, new = _training_settings(held), _training_settings(run)
     if old != new:
         words = differences(old, new)
+        if len(words) > _SHOWN:
+            words[_SHOWN:] = [f"and {len(words) - _SHOWN} more"]
         if old["train.microbatch"] != new["train.microbatch"]:
             words.append(
                 "train.microbatch x mesh.data x mesh.fsdp, the sequences of a pass, must stay the same (0 means the "
                 "whole batch)"
             )
-        raise UserError(f"{folder} holds a run with other settings ({'; '.join(words)}); give another --output")
+        raise UserError(
+            f"{folder} holds a run with other settings ({'; '.join(words)}); resume it with its own, or give another "
+            "--output"
+        )
     if held["dtype"] != run["dtype"]:
         options = "--dtype " + held["dtype"].replace(" ", " --weights ")
         raise UserError(

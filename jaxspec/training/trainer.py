@@ -128,7 +128,6 @@ class Trainer:
             print(f"{self.output}: resuming after update {step} of {train.steps}", file=sys.stderr)
         update = updates[bisect.bisect_right(self._stage_ends, max(step - 1, 0))]  # of the state that was saved
         state = starting_state(self._checkpoints, update, train.seed, self.base)
-        began, groups = time.monotonic(), 0
         with Progress("training", train.steps, "steps", done=step) as progress:
             while step < train.steps:
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
@@ -136,17 +135,15 @@ class Trainer:
                 if update.stage != (stage := bisect.bisect_right(self._stage_ends, step)):
                     update = updates[stage]
                     state = enter_stage(update, state.best(train.ema))
-                call_began, batches = time.monotonic(), [self._data.batch(i) for i in range(step, self._end(step))]
+                began, batches = time.monotonic(), [self._data.batch(i) for i in range(step, self._end(step))]
                 state, rows = self._call(update, state, step, batches)
-                groups += sum(int((batch.points >= 0).sum()) for batch in batches)
-                now = time.monotonic()
-                rate, seconds = groups / (now - began), (now - call_began) / len(batches)
-                speed = {"groups_per_second": round(rate, 1), "seconds": round(seconds, 3)}
+                seconds, groups = time.monotonic() - began, sum(int((batch.points >= 0).sum()) for batch in batches)
+                speed = {"groups_per_second": round(groups / seconds, 1), "seconds": round(seconds / len(batches), 3)}
                 for metrics in rows:
                     step += 1
                     self._check_finite(step, metrics)
                     self._log.write({"step": step} | speed | metrics)
-                progress.update(step, _note(metrics, rate))
+                progress.update(step, _note(metrics, groups / seconds))
                 if step % train.save_every == 0 or step == train.steps:
                     self._checkpoints.save(step, state)
                 self._stop_if_asked(step, state)

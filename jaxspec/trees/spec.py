@@ -57,6 +57,7 @@ def parse_tree(spec: str, method: str, distances: int, accuracy: list | None, pr
         raise UserError(
             f"tree {spec!r} is neither a file nor a builder{suggest(name, _BUILDERS)}; builders: "
             + "; ".join(f"{builder}:{takes}" for builder, (_, takes) in _BUILDERS.items())
+            + "; in decoding also auto, own and best:ROWS"
         )
     if plan.depth > distances:
         raise UserError(f"tree {spec!r} is too deep: {method} has candidates for {distances} distances")

@@ -24,7 +24,7 @@ _DUE, _RESTS = -1, 10_006
 _PROMPT = 64  # tokens at most
 _WIDTH = 64  # tokens of an answer
 _ROWS = {"cpu": (4, 8, 16), "accelerator": (8, 16, 32, 64)}
-ROUNDS = 30  # of `jaxspec tune --quick`; on a busy machine most steps are late
+ROUNDS = 20  # of `jaxspec tune --quick`; on a busy machine most steps are late
 SAMPLINGS = (SamplingConfig(), SamplingConfig(1.0))  # of greedy steps, and of sampled ones
 
 

@@ -57,6 +57,7 @@ def refuses(capsys, monkeypatch):
         (["--prompt", "x", "--adapter", "/no/such/adapter"], "no adapter there"),
         (["--prompt", "x", "--batch-size", "0"], "batch-size"),
         (["--prompt", "x", "--tree", "sparce:4"], "did you mean 'sparse'?"),
+        (["--prompt", "x", "--tree", "bets"], "in decoding also auto, own and best:ROWS"),
         (["--prompt", "x", "--tree", "chain:4"], "chain:4' is too deep"),
         (["--prompt", "x", "--stream", "--json"], "--stream"),
         (["--prompt", "x", "--accept", "typical", "--epsilon", "-1"], "must be positive"),

@@ -21,7 +21,7 @@ from tests.helpers.tiny import make_text_model
     ("options", "message"),
     [
         (["--method", "ppd"], "ppd leaves the base as it is"),
-        ([], "--adapter needs --method"),
+        ([], "ppd leaves the base as it is"),
         (["--output", "."], "give a new directory"),
     ],
 )

@@ -31,6 +31,12 @@ def test_record_and_lines_state_the_measured_figures():
     assert comparison(Result(ANSWER, PLAIN)) == "identical: yes, 2.00x autoregressive"
 
 
+def test_steps_without_drafts_are_explained():
+    nothing = dataclasses.replace(PLAIN, sources={"suffix": SourceStats([0, 0], [0, 0], [0.0, 0.0])})
+    assert "1.00 tokens per step, nothing drafted: " in summary("suffix", nothing)
+    assert "nothing drafted" not in summary("autoregressive", PLAIN)
+
+
 def test_a_divergence_is_shown_with_its_gap():
     other, divergence = dataclasses.replace(PLAIN, tokens=[1, 2, 3, 4, 6]), Divergence(4, (5, 6), 2e-5)
     near, far = (Result(ANSWER, other, dataclasses.replace(divergence, gap=gap)) for gap in (2e-5, 0.5))

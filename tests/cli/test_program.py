@@ -2,12 +2,14 @@
 
 import logging
 import sys
+import time
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-from jaxspec.cli.program import run_main
+from jaxspec.cli import program
+from jaxspec.cli.program import mention_compilation, run_main
 from jaxspec.errors import UserError
 
 
@@ -47,6 +49,21 @@ def test_ctrl_c_ends_with_130(capsys):
     with pytest.raises(SystemExit) as exit:
         run_main(raises(KeyboardInterrupt()))
     assert exit.value.code == 130 and capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_slow_compilation_is_mentioned_once(capsys, monkeypatch):
+    """Of two slow programs after a fast one."""
+    listeners = []
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", listeners.append)
+    monkeypatch.setattr(program, "_PATIENCE", 0.05)
+    mention_compilation()
+    for seconds in (0.0, 0.2, 0.2):
+        listeners[0](program._LOWERED, 0.1)
+        time.sleep(seconds)
+        listeners[0](program._COMPILED, seconds)
+        assert bool(seconds) or not capsys.readouterr().err
+    time.sleep(0.1)
+    assert capsys.readouterr().err == "compiling: up to minutes at the first start, little at later ones\n"
 
 
 def test_errors_that_are_raised_too_are_not_logged(caplog, monkeypatch):

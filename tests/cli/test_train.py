@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from jaxspec.cli import train
 
 
@@ -28,24 +26,3 @@ def test_one_source_takes_the_place_of_a_configs_mixture(capsys):
         data = json.loads(capsys.readouterr().out)["data"]
         assert len(data["mixture"]) == sources and bool(data["prompts"]) == bool(not sources)
     assert [source["weight"] for source in data["mixture"]] == [1029, 0, 20022, 24926, 50000]
-
-
-def test_what_an_interrupted_run_has_saved_is_said(tmp_path, monkeypatch, capsys):
-    """Ctrl-C comes while the first updates are made, and later."""
-
-    class Interrupted:
-        def run(self):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "load_base", lambda *_: None)
-    monkeypatch.setattr(train, "Trainer", lambda *_: Interrupted())
-
-    def interrupted(*options):
-        with pytest.raises(KeyboardInterrupt):
-            train.main(["--config", "ppd_smollm2", "--output", str(tmp_path), *options])
-        return capsys.readouterr().err
-
-    assert "no checkpoint yet (--train.save-every 100); SIGTERM, unlike Ctrl-C, saves one" in interrupted()
-    (tmp_path / "run.json").touch()
-    (tmp_path / "checkpoints" / "100").mkdir(parents=True)
-    assert "continue from the last checkpoint with --resume" in interrupted("--resume")

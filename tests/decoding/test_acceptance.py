@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.acceptance import Match, Rejection, Typical, follow, walk
+from jaxspec.decoding.acceptance import Match, Rejection, Typical
+from jaxspec.decoding.paths import follow, walk
 from jaxspec.decoding.sampling import make_row_sampler, make_sampler
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
