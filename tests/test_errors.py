@@ -26,5 +26,5 @@ def test_no_values_at_all_are_refused():
 
 def test_the_beginning_of_a_name_is_recognized():
     assert suggest("ppd", ["bita_7b", "ppd_smollm2", "ppd_7b"]) == " (did you mean 'ppd_smollm2'?)"
-    assert suggest("pdd", ["ppd", "pddx_and_more"]) == " (did you mean 'ppd'?)"
+    assert suggest("pdd", ["ppd", "medusa"]) == " (did you mean 'ppd'?)"
     assert suggest("", ["ppd"]) == suggest("x", ["ppd"]) == ""
