@@ -26,7 +26,7 @@ class Progress:
 
     def __init__(self, label: str, total: int, unit: str, done: int = 0):
         self._label, self.total, self._unit, self._first, self._done = label, total, unit, done, done
-        self._last = time.monotonic()
+        self._began = self._last = time.monotonic()
         self._skipped = 0.0  # seconds
         self._marks: deque[tuple[float, int]] = deque()  # times and units finished by then, from the middle on
         self._bar = None
@@ -58,7 +58,9 @@ class Progress:
             print(f"{line}  {note}".rstrip(), file=sys.stderr, flush=True)
 
     def _speed(self, done: int) -> str:
-        """The rate and the time left; nothing after the first report."""
+        """The rate and the time left, nothing after the first report; at the end what all took."""
+        if done >= self.total:
+            return f" in {time.monotonic() - self._began:.0f} s"
         (since, before), (now, _) = self._marks[0], self._marks[-1]
         if done <= before:
             return ""
