@@ -12,10 +12,17 @@ import tqdm
 _SECONDS_BETWEEN_LINES = 15.0
 
 
+def say(text: str) -> None:
+    """Print a line on stderr without disturbing a bar."""
+    tqdm.tqdm.write(text, file=sys.stderr)
+    sys.stderr.flush()
+
+
 class Progress:
     """A bar with rate and time left; a line every few seconds where stderr is no terminal.
 
-    The rate is that of the later half of what is done, and never of the first report, which compiling delays.
+    The rate of the lines is that of the later half of what is done, and never of the first report, which compiling
+    delays.
 
     Args:
       label: what is going on.
@@ -60,7 +67,8 @@ class Progress:
     def _speed(self, done: int) -> str:
         """The rate and the time left, nothing after the first report; at the end what all took."""
         if done >= self.total:
-            return f" in {time.monotonic() - self._began:.0f} s"
+            seconds = time.monotonic() - self._began
+            return f" in {seconds:.0f} s" if seconds < 120 else f" in {seconds / 60:.1f} min"
         (since, before), (now, _) = self._marks[0], self._marks[-1]
         if done <= before:
             return ""
@@ -75,4 +83,4 @@ class Progress:
 
     def message(self, text: str) -> None:
         """A line of its own, without disturbing the bar."""
-        tqdm.tqdm.write(text, file=sys.stderr)
+        say(text)

@@ -77,7 +77,7 @@ def texts_of(where: str, row: dict[str, Any], column: str, model: Model) -> Iter
         if not all(type(token) is int and 0 <= token < model.config.vocab_size for token in tokens):
             raise UserError(f"{where}: {column}_tokens must be token ids below {model.config.vocab_size}")
         yield tokens
-    elif column not in row and "choices" in row:
+    elif row.get(column) is None and "choices" in row:
         try:
             yield from [model.encode_plain(turn) for choice in row["choices"] for turn in choice["turns"]]
         except (AttributeError, KeyError, TypeError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -134,7 +135,7 @@ class DecodeOptions(DrafterOptions):
         """Whether to decode autoregressively, too."""
         return self.compare or bool(self.compare_with)
 
-    @property
+    @functools.cached_property
     def drafters(self) -> list[DrafterSpec]:
         """The drafter, and those that it is compared with."""
         own = self.drafter(tree=self.tree or None, vocabulary=self.draft_vocabulary)
@@ -311,7 +312,9 @@ def dry_run(options: DecodeOptions) -> None:
             f"give a batch-size of at least 1 and a max-length of at most {longest}, got {options.batch_size} and "
             f"{length}"
         )
-    named = None if spec == DecodeOptions().drafters[0] else spec
+    if spec.adapter or spec.draft or spec.draft_adapter:
+        raise UserError(f"drafter {spec.text!r}: a dry run reads no adapter or draft model, leave it out")
+    named = spec if {"method", "tree", "draft_vocabulary"} & {*given_options(options)} else None
     found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype, named, options.weights)
     lines = decoding_lines(name, config, options.mesh, found)
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines))

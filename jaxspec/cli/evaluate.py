@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from jaxspec.cli.options import DrafterOptions, parse
 from jaxspec.cli.program import enable_compilation_cache, mention_compilation
-from jaxspec.drafters import open_adapter
+from jaxspec.drafters import DrafterSpec, open_adapter
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import display_name
 from jaxspec.progress import Progress
@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
     with Progress("evaluation", len(answers), "answers") as progress:
         found = measure(adapter, model, answers, options.tree or spec.tree or "", progress.update)
     if options.json:
-        print(json.dumps(_figures(options, adapter.method.name, model, len(answers), found)))
+        print(json.dumps(_figures(spec, adapter.method.name, model, len(answers), found)))
     else:
         print("\n".join(accuracy_lines(found)))
 
@@ -81,7 +81,7 @@ def accuracy_lines(found: Measured) -> list[str]:
     return [*lines, f"tokens per step: {found.tokens_per_step:.3f}, by replay of {found.accuracy.positions} positions"]
 
 
-def _figures(options: EvaluateOptions, method: str, model: Model, answers: int, found: Measured) -> dict[str, Any]:
-    adapter = display_name(str(Path(options.adapter))) if options.adapter else ""
+def _figures(spec: DrafterSpec, method: str, model: Model, answers: int, found: Measured) -> dict[str, Any]:
+    adapter = display_name(str(Path(spec.adapter))) if spec.adapter else ""
     named = {"method": method, "adapter": adapter, "base": display_name(model.name), "answers": answers}
     return named | {name: value for name, value in found.info().items() if name != "calibration"}

@@ -61,7 +61,10 @@ def main(args: list[str]) -> None:
     drafter = load_drafter(method, model, options.adapter or None)
     source = drafter.source  # refuses a union
     if drafter.model is model:
-        raise UserError(f"{method} leaves the base as it is: there is nothing to tune it with")
+        raise UserError(
+            f"{method} leaves the base as it is: there is nothing to tune it with; to write the adapter for other "
+            "software give --form"
+        )
     export(drafter.model, output)
     info = source.adapter.info | {"base": f"{output.name}, made from {options.model}"}
     fingerprint, frequent = drafter.model.fingerprint, source.adapter.frequent_tokens

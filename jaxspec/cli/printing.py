@@ -152,7 +152,7 @@ def summary(name: str, answer: Generation) -> str:
     if rates:
         parts.append(f"accepted {'/'.join(rates)} at depth {'/'.join(str(d + 1) for d in range(len(rates)))}")
     if answer.sources and answer.steps and not any(answer.offered):
-        parts.append("nothing drafted: nothing was likely enough to pay")
+        parts.append("nothing drafted: no candidate was worth its time")
     if answer.draft_passes:
         parts.append(f"{answer.draft_passes} drafting passes")
     if answer.accepted_prediction or answer.rejected_prediction:

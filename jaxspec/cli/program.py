@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -16,13 +17,15 @@ import jax
 from jaxspec.errors import UserError, first_line
 from jaxspec.files import user_cache
 from jaxspec.parallel.chips import GPU_MEMORY
+from jaxspec.parallel.processes import is_leader
+from jaxspec.progress import say
 
 # Parts of the messages of errors that are raised when another process has ended
 _LOST = ("Gloo", "coordination service", "Connection", "heartbeat", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 
 # Events of JAX: a program goes to XLA, and comes back
 _LOWERED, _COMPILED = (f"/jax/core/compile/{name}_duration" for name in ("jaxpr_to_mlir_module", "backend_compile"))
-_PATIENCE = 3.0  # seconds
+_PATIENCE = 3.0  # seconds of one compilation before it is mentioned
 
 # Log messages of Orbax, and of asyncio on its behalf, about errors that they also raise
 _RAISED_TOO = (
@@ -66,22 +69,24 @@ def enable_compilation_cache() -> None:
     _set_default("persistent_cache_min_compile_time_secs", 0.5)
 
 
+@functools.cache
 def mention_compilation() -> None:
     """Say on stderr, once, that XLA compiles: as soon as one program has taken a few seconds."""
-    timer: threading.Timer | None = None
+    timer = threading.Timer(0, print)
     said = False
 
-    def say() -> None:
+    def mention() -> None:
         nonlocal said
         said = True
-        print("compiling: up to minutes at the first start, little at later ones", file=sys.stderr, flush=True)
+        if is_leader():
+            say("compiling, which can take minutes at the first start and little at later ones")
 
     def follow(event: str, seconds: float, **_: Any) -> None:
         nonlocal timer
-        if timer and event == _COMPILED:
+        if event in (_LOWERED, _COMPILED):
             timer.cancel()
         if event == _LOWERED and not said:
-            timer = threading.Timer(_PATIENCE, say)
+            timer = threading.Timer(_PATIENCE, mention)
             timer.daemon = True
             timer.start()
 

@@ -112,17 +112,16 @@ def train(config: RunConfig, options: TrainOptions, output: Path) -> None:
     as_leader(lambda: check_writable(output))
     enable_compilation_cache()
     mention_compilation()
-    signals = StopSignals()
-    model = load_base(config.model, options.dtype, config.mesh, config.data.template, options.weights)
-    try:
-        adapter = Trainer(config, model, output, options.resume, signals).run()
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        if signals.interrupted:
-            raise KeyboardInterrupt from None  # with the exit code that ends a shell's loop
-        return
-    if is_leader():
-        report(adapter, output)
+    with StopSignals() as signals:
+        model = load_base(config.model, options.dtype, config.mesh, config.data.template, options.weights)
+        try:
+            adapter = Trainer(config, model, output, options.resume, signals.came).run()
+            if is_leader():
+                report(adapter, output)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+    if signals.interrupted:
+        sys.exit(130)  # as of whatever Ctrl-C ends, so that a shell's loop ends, too
 
 
 def report(adapter: Adapter, output: Path) -> None:

@@ -2,7 +2,8 @@
 
 from jaxspec.drafters.adapter import load_adapter
 from jaxspec.drafters.choices import choice_folder, choose_tree, shaped
-from jaxspec.drafters.loading import adapter_method, load_drafter, open_adapter, ships
+from jaxspec.drafters.loading import load_drafter, open_adapter, ships
+from jaxspec.drafters.published import adapter_method
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.methods import METHODS
 

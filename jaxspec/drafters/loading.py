@@ -12,7 +12,7 @@ from jaxspec.drafters.choices import Use, shaped
 from jaxspec.drafters.draft_source import draft_source
 from jaxspec.drafters.draft_steps import with_steps
 from jaxspec.drafters.drafter import Drafter, finalized, join_notes
-from jaxspec.drafters.published import in_base, is_published, method_of_published, only_interpretation
+from jaxspec.drafters.published import adapter_method, in_base, is_published, method_of_published, only_interpretation
 from jaxspec.drafters.source import Source
 from jaxspec.drafters.spec import DrafterSpec, parse_drafter
 from jaxspec.errors import UserError
@@ -155,16 +155,6 @@ def _owner(names: Sequence[str], adapter: str | Path, config: ModelConfig) -> st
     return declared
 
 
-def adapter_method(adapter: str | Path) -> str:
-    """The name of the method of an adapter's folder, or of a published drafter by its folder or hub name.
-
-    Raises UserError for what is neither.
-    """
-    if is_published(adapter):
-        return method_of_published(adapter)
-    return str(read_head(Path(adapter)).get("method"))
-
-
 def ships(name: str, model: Model) -> bool:
     """Whether a method can draft for a base as it is: without an adapter, with one of this installation or the base."""
     facts = METHODS[name]().facts(model.config)
@@ -207,7 +197,7 @@ def open_adapter(name: str, model: Model, adapter: str | Path | None = None) -> 
     if head.get("method") != name:
         raise UserError(
             f"{folder}: this adapter belongs to method {head.get('method')!r}, not {name!r}; "
-            "--method must name the adapter's"
+            "--method must name the adapter's, or be left out"
         )
     if head.get("fingerprint") != model.fingerprint:
         beside = folder / OWN_MODEL

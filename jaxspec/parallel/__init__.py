@@ -1,1 +1,1 @@
-"""Meshes, sharding, several processes, preemption."""
+"""Meshes, sharding, several processes, stopping."""

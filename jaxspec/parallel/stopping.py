@@ -10,15 +10,14 @@ from types import FrameType
 import jax
 
 from jaxspec.parallel.processes import any_process
-
-_BEFORE = "stopped; continue with --resume"
+from jaxspec.progress import say
 
 
 class StopSignals:
-    """Handles SIGTERM and SIGINT (Ctrl-C) from now on; called, it says whether one came to any of the processes.
+    """Context that handles SIGTERM and SIGINT (Ctrl-C), the latter where the process does not ignore it.
 
-    Until the first call, in the middle of a training, everything worth keeping is on disk, and a signal ends the
-    process: SIGTERM with exit code 0, one of several processes abruptly, for JAX would wait for the others first;
+    Until `came` is first called, in the middle of a training, everything worth keeping is on disk, and a signal ends
+    the process: SIGTERM with exit code 0, one of several processes abruptly, for JAX would wait for the others first;
     SIGINT by KeyboardInterrupt. So does a second SIGINT at any time.
 
     Attributes:
@@ -27,26 +26,35 @@ class StopSignals:
 
     def __init__(self):
         self.interrupted = False
-        self._asked, self._called = False, False
-        signal.signal(signal.SIGTERM, self._terminate)
-        signal.signal(signal.SIGINT, self._interrupt)
+        self._asked, self._training = False, False
 
-    def __call__(self) -> bool:
-        self._called = True
+    def __enter__(self) -> StopSignals:
+        handlers = {signal.SIGTERM: self._terminate, signal.SIGINT: self._interrupt}
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job
+            del handlers[signal.SIGINT]
+        self._former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def came(self) -> bool:
+        """Whether a signal came to any of the processes."""
+        self._training = True
         return any_process(self._asked)
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
-        if not self._called:
-            print(_BEFORE, file=sys.stderr, flush=True)
+        if not self._training:
+            say("stopped; continue with --resume")
             if jax.distributed.is_initialized():
                 os._exit(0)
             sys.exit(0)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         again, self._asked, self.interrupted = self.interrupted, True, True
-        if not self._called:
-            print(_BEFORE, file=sys.stderr, flush=True)
-        if again or not self._called:
+        if again or not self._training:
+            say("continue with --resume")
             raise KeyboardInterrupt
-        print("stopping; Ctrl-C again ends the run without a checkpoint", file=sys.stderr, flush=True)
+        say("stopping after this update; Ctrl-C again ends the run at once, at its last checkpoint")

@@ -34,6 +34,34 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+class Server(uvicorn.Server):
+    """The server of uvicorn, which says when it is ready and how it ends.
+
+    Args:
+      config: of uvicorn.
+      ready: called once clients are admitted.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Admit clients."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Let running requests finish; at a second SIGINT end at once."""
+        if sig == signal.SIGINT:
+            if self.should_exit:  # a step on the device cannot be interrupted
+                print("interrupted", file=sys.stderr, flush=True)
+                os._exit(130)
+            print("stopping once running requests are finished; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        super().handle_exit(sig, frame)
+
+
 def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], None]) -> None:
     """Answer until SIGTERM or SIGINT; a second SIGINT ends the process at once.
 
@@ -44,21 +72,9 @@ def run(app: Starlette, sock: socket.socket, grace: float, ready: Callable[[], N
       ready: called once clients are admitted.
     """
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                ready()
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if self.should_exit and sig == signal.SIGINT:  # a step on the device cannot be interrupted
-                print("interrupted: requests that were running have no answer", file=sys.stderr, flush=True)
-                os._exit(130)
-            super().handle_exit(sig, frame)
-
     patience = None if math.isinf(grace) else max(int(grace), 1)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=patience, ws="none")
-    server = Server(config)
+    server = Server(config, ready)
 
     def end(*_: object) -> None:
         server.should_exit = True

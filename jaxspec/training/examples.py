@@ -166,8 +166,7 @@ def _prompt(where: str, row: dict[str, Any], column: str) -> str:
 def row_text(where: str, row: dict[str, Any], column: str) -> str:
     """The text in a column. Raises UserError where there is none; `where` names the row."""
     if column not in row:
-        option = "choose one with --column (in training --data.column)"
-        raise UserError(f"{where}: no column {column!r}; columns: {', '.join(row)}; {option}")
+        raise UserError(f"{where}: no column {column!r}, name one of those there are: {', '.join(row)}")
     if not isinstance(row[column], str):
         raise UserError(f"{where}: column {column!r} must hold a text, got {json.dumps(row[column], default=str)[:80]}")
     return row[column]

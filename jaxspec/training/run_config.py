@@ -257,7 +257,7 @@ def check_same_run(held: dict[str, Any], run: dict[str, Any], folder: Path) -> N
                 "whole batch)"
             )
         raise UserError(
-            f"{folder} holds a run with other settings ({'; '.join(words)}); resume it with its own, or give another "
+            f"{folder} holds a run with other settings ({'; '.join(words)}); resume it with those, or give another "
             "--output"
         )
     if held["dtype"] != run["dtype"]:

@@ -84,12 +84,18 @@ def write_another_base(folder):
     save_directory(folder / "model", other.config, other.params)
 
 
+def of_no_method(folder):
+    file = folder / "adapter" / "adapter.json"
+    file.write_text(file.read_text().replace('"ppd"', '"pdp"'))
+
+
 BROKEN = {  # what is done to a copy of the files, what is asked then, what the error says
     "prompts": (
         lambda at: (at / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": \n'), ["--prompts", "prompts.jsonl"],
         "prompts.jsonl:2: ",
     ),
     "another method": (lambda at: None, ["--prompt", "x", "--method", "bita"], "belongs to method 'ppd', not 'bita'"),
+    "no method": (of_no_method, ["--prompt", "x"], "adapter/adapter.json: unknown method 'pdp'"),
     "another base": (write_another_base, ["--prompt", "x"], "trained for another base"),
     "adapter": (lambda at: cut(at / "adapter" / "adapter.safetensors"), ["--prompt", "x"], "not a complete"),
     "settings": (lambda at: cut(at / "adapter" / "adapter.json"), ["--prompt", "x"], "adapter.json: "),

@@ -93,7 +93,7 @@ def test_what_it_builds_drafts(files, written, build, capsys):
         (None, [], "answers.jsonl: cannot be read (No such file"),
         ("", [], "answers.jsonl: holds no text"),
         ("{", [], "answers.jsonl:1: not JSON"),
-        ([{"text": "one"}], [], "answers.jsonl:1: no column 'answer'; columns: text"),
+        ([{"text": "one"}], [], "answers.jsonl:1: no column 'answer', name one of those there are: text"),
         ([{"answer": "one"}, {"answer": 3}], [], "answers.jsonl:2: column 'answer' must hold a text, got 3"),
         ([{"answer_tokens": [1, 257]}], [], "answer_tokens must be token ids below 257"),
         ([{"choices": [{"turns": [3]}]}], [], "answers.jsonl:1: choices without turns of text"),

@@ -15,9 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import uvicorn
 
 from jaxspec.cli import serve
+from jaxspec.cli.options import parse
 from jaxspec.errors import UserError
+from jaxspec.serving.server import Server
 from tests.helpers.cli import named
 
 
@@ -39,6 +42,23 @@ from tests.helpers.cli import named
 def test_bad_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         serve.main(options)
+
+
+def test_an_adapter_names_the_method(files):
+    for options, methods in ((named(files), ["ppd"]), ([], ["hidden_transfer", "prompt_lookup"])):
+        spec = parse(serve.ServeOptions, options).drafter()
+        assert [each.method.name for each in spec.methods] == methods
+
+
+def test_a_second_ctrl_c_does_not_wait_for_requests(capsys, monkeypatch):
+    monkeypatch.setattr("os._exit", sys.exit)
+    server = Server(uvicorn.Config(None, log_config=None), print)
+    server.handle_exit(signal.SIGINT, None)
+    assert server.should_exit and "Ctrl-C again ends at once" in capsys.readouterr().err
+    server.handle_exit(signal.SIGTERM, None)
+    with pytest.raises(SystemExit) as exit:
+        server.handle_exit(signal.SIGINT, None)
+    assert exit.value.code == 130
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def write(tmp_path):
         ('{"prompt": "a"}\n{"prompt": " "}\n', "data.jsonl:2: the prompt in column 'prompt' is empty"),
         ('{"prompt": "\\ud800"}\n', "data.jsonl:1: not valid Unicode"),
         ('{"prompt": "a"}\n\n[1]\n', "data.jsonl:3: expected a JSON object"),
-        ('{"question": "a"}\n', "data.jsonl:1: no column 'prompt'; columns: question; choose one with --column"),
+        ('{"question": "a"}\n', "data.jsonl:1: no column 'prompt', name one of those there are: question"),
         ('{"prompt": 5}\n', "data.jsonl:1: column 'prompt' must hold a text, got 5"),
         ("", "holds no prompts"),
         ('[{"prompt": "a"}, 3]', "data.jsonl:2: expected a JSON object"),
@@ -82,7 +82,7 @@ def test_instructions_come_with_their_answers(model, write):
     (chosen,) = select_prompts(model, data)  # an empty answer teaches nothing
     assert model.decode(chosen.prompt_tokens) == "[add 1 and 2]"
     assert chosen.answer_tokens == [*model.tokenizer.encode("3"), *model.eos]
-    with pytest.raises(UserError, match="no column 'reply'; columns: instruction, output"):
+    with pytest.raises(UserError, match="no column 'reply', name one of those there are: instruction, output"):
         read_examples(TextSource(prompts=file, column="instruction", answer_column="reply"))
 
 
@@ -90,8 +90,11 @@ def test_what_an_instruction_is_about_goes_below_it(write):
     file = write(*({"instruction": f"add {i}", "input": text} for i, text in enumerate(("1 and 2", "", " ", None))))
     data = DataConfig(prompts=file, column="instruction", context_column="input")
     assert [e.turns[0] for e in read_examples(*data.text_sources)] == ["add 0\n\n1 and 2", "add 1", "add 2", "add 3"]
-    for row in ({"instruction": "add"}, {"instruction": "add", "input": 3}):
-        with pytest.raises(UserError, match=r"data.jsonl:1: (no )?column 'input'"):
+    for row, message in (
+        ({"instruction": "add"}, "data.jsonl:1: no column 'input', name one of those there are: instruction"),
+        ({"instruction": "add", "input": 3}, "data.jsonl:1: column 'input' must hold a text, got 3"),
+    ):
+        with pytest.raises(UserError, match=message):
             read_examples(*dataclasses.replace(data, prompts=write(row)).text_sources)
 
 
@@ -326,8 +329,8 @@ def test_given_answers_follow_a_template_directly(model, write):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"column": "said"}, r"few.jsonl:1: no column 'said'; columns: q"),
-        ({"answer_column": "a"}, r"few.jsonl:1: no column 'a'; columns: q"),
+        ({"column": "said"}, r"few.jsonl:1: no column 'said', name one"),
+        ({"answer_column": "a"}, r"few.jsonl:1: no column 'a', name one"),
         ({"prompts": "nowhere.jsonl"}, r"^prompts 'nowhere.jsonl': no such file$"),
         ({"split": "test"}, r"data.split 'test': .*few.jsonl is a file"),
     ],

@@ -69,6 +69,8 @@ def test_what_the_weights_depend_on_must_match(config, model, begun):
     other = identify(with_train(config, learning_rate=1e-3), model)
     refused(begun, other, r"other settings.*train\.learning-rate 0.03, not 0\.001")
     refused(begun, identify(dataclasses.replace(config, method=Amphista()), model), "other settings.*method.name")
+    many = with_train(config, learning_rate=1e-3, warmup=1, clip=2.0, seed=7, batch_size=2, ema=0.5)
+    refused(begun, identify(many, model), r"(; train[^;]*){3}; and 1 more\); resume it with those")
     half = dataclasses.replace(model, params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), model.params))
     refused(begun, identify(config, half), "a base in float32, not bfloat16; resume it with --dtype float32")
 

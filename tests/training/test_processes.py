@@ -91,17 +91,19 @@ def test_a_process_that_is_left_alone_says_so(folder):
     finish(start(command(folder, "lost", "--resume", "--mesh.data", "1")))
 
 
-def test_sigterm_saves_and_ends_well(folder, whole):
-    run = start(command(folder, "stopped"), JAX_ENABLE_COMPILATION_CACHE="false")  # so that it does not end too soon
-    wait_for(lambda: lines_written(folder / "stopped")[1] > 6, run)
-    run.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends_well(folder, whole, sent, code):
+    name = sent.name
+    run = start(command(folder, name), JAX_ENABLE_COMPILATION_CACHE="false")  # so that it does not end too soon
+    wait_for(lambda: lines_written(folder / name)[1] > 6, run)
+    run.send_signal(sent)
     began = time.monotonic()
-    assert "continue with --resume" in finish(run)
+    assert "continue with --resume" in finish(run, code=code)
     assert time.monotonic() - began < 60
-    steps = len(losses(folder / "stopped"))
-    assert steps < 60 and str(steps) in {path.name for path in (folder / "stopped" / "checkpoints").iterdir()}
-    finish(start(command(folder, "stopped", "--resume")))
-    assert_same(folder / "stopped", whole)
+    steps = len(losses(folder / name))
+    assert steps < 60 and str(steps) in {path.name for path in (folder / name / "checkpoints").iterdir()}
+    finish(start(command(folder, name, "--resume")))
+    assert_same(folder / name, whole)
 
 
 def test_sigterm_while_answers_are_made(folder, whole):

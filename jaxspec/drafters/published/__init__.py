@@ -2,6 +2,7 @@
 
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.drafters.published.table import (
+    adapter_method,
     in_base,
     is_published,
     method_of_published,
@@ -13,6 +14,7 @@ from jaxspec.drafters.published.writing import method_to_write, write_published
 __all__ = [
     "Form",
     "Interpretation",
+    "adapter_method",
     "in_base",
     "is_published",
     "method_of_published",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxspec.drafters.adapter import Adapter
+from jaxspec.drafters.adapter import Adapter, read_head
 from jaxspec.drafters.published import (
     deepspec,
     dflash,
@@ -19,6 +19,7 @@ from jaxspec.drafters.published import (
 from jaxspec.drafters.published.folder import CONFIGS, PublishedFolder, find_folder, hub_patterns, is_hub_name
 from jaxspec.drafters.published.form import Form, Interpretation
 from jaxspec.errors import UserError
+from jaxspec.methods import METHODS
 from jaxspec.weights.model import Model
 
 FORMS: dict[str, tuple[Form, ...]] = {  # one for every method that a form is of
@@ -55,6 +56,19 @@ def read_published(name_or_path: str | Path, model: Model) -> list[Interpretatio
 def method_of_published(name_or_path: str | Path) -> str:
     """The method of a published drafter. Raises UserError as `read_published`."""
     return _form_at(name_or_path).method
+
+
+def adapter_method(adapter: str | Path) -> str:
+    """The name of the method of an adapter's folder, or of a published drafter by its folder or hub name.
+
+    Raises UserError for what is neither, or an unknown method.
+    """
+    if is_published(adapter):
+        return method_of_published(adapter)
+    name = read_head(Path(adapter)).get("method")
+    if name not in METHODS:
+        raise UserError(f"{adapter}/adapter.json: unknown method {name!r}")
+    return name
 
 
 def only_interpretation(name_or_path: str | Path, model: Model) -> Adapter:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from jaxspec.drafters.adapter import Adapter, read_head
+from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.published.folder import CONFIG
 from jaxspec.drafters.published.form import Form
-from jaxspec.drafters.published.table import FORMS, is_published, method_of_published
+from jaxspec.drafters.published.table import FORMS, adapter_method
 from jaxspec.errors import UserError, suggest
 from jaxspec.files import replacing
 from jaxspec.parallel.processes import is_leader
@@ -77,7 +77,7 @@ def method_to_write(form: str, adapter: str, method: str = "") -> str:
     """
     methods = [each.method for each in check_form(form)]
     if not method and adapter and len(methods) > 1:
-        method = method_of_published(adapter) if is_published(adapter) else read_head(Path(adapter)).get("method", "")
+        method = adapter_method(adapter)
     if not method and len(methods) > 1:
         raise UserError(f"the form {form} is for {_either(methods)}: say which with --method, or give --adapter")
     if method and method not in methods:
