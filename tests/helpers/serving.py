@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import json
 import threading
 import time
 from typing import Any
@@ -13,6 +14,9 @@ import uvicorn
 from jaxspec.serving.answer import AnswerStream
 from jaxspec.serving.engine import Limits
 from jaxspec.serving.request import TokenScore
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "hello there"}]
 
 # Four slots, chunks of prompts that most prompts need two of: every engine of these shapes takes the same programs.
 LIMITS = Limits(slots=4, queue=32, max_length=120, prompt_chunk=16)
@@ -91,3 +95,17 @@ def post(app, path, body, **settings):
 def letters(rng, count):
     """A random text."""
     return "".join(chr(97 + i) for i in rng.integers(0, 26, count))
+
+
+def get(app, path, **settings):
+    """What a path answers to GET."""
+    [response] = call(app, ("GET", path, settings))
+    return response
+
+
+def events(response):
+    """The objects of a stream, which must end as it should."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *parts, done, rest = response.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(part.removeprefix("data: ")) for part in parts]

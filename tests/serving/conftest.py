@@ -22,6 +22,11 @@ def engine(drafter):
         yield engine
 
 
+@pytest.fixture(scope="module")
+def app(engine):
+    return make_app(engine, "tiny", max_body_bytes=10_000)
+
+
 @pytest.fixture(scope="session")
 def port(engine):
     """A server in a thread of this process, whose key is `secret`."""
