@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -122,7 +123,9 @@ def _map_pickle(shard: Path) -> dict[str, np.ndarray]:
         halves = {name for name, tensor in content.items() if tensor.dtype == torch.bfloat16}
         arrays = {n: (tensor.view(torch.int16) if n in halves else tensor).numpy() for n, tensor in content.items()}
     except Exception as error:  # not whole, not mappable, not weights: torch raises many kinds
-        raise UserError(f"{shard}: not a complete file of PyTorch weights ({first_line(error)})") from None
+        objects = isinstance(error, pickle.UnpicklingError)  # torch's own text advises to run them
+        reason = "it holds more than tensors, and no code of a file is run" if objects else first_line(error)
+        raise UserError(f"{shard}: not a complete file of PyTorch weights ({reason})") from None
     # numpy knows bfloat16 from ml_dtypes alone
     return {name: array.view(ml_dtypes.bfloat16) if name in halves else array for name, array in arrays.items()}
 

@@ -223,10 +223,14 @@ def test_malicious_folders_are_refused_at_once(tiny, tmp_path):
     (huge / "model.safetensors").write_bytes((2**30).to_bytes(8, "little") + b"{}")
     (looped / "config.json").unlink()
     (looped / "config.json").symlink_to("config.json")
-    import torch  # noqa: F401  its start does not count
+    import torch  # its start does not count
 
+    zipped = published(tmp_path / "zipped", eagle3())
+    (zipped / "model.safetensors").unlink()
+    torch.save({"fc.weight": _Evil()}, zipped / "pytorch_model.bin")
     for folder, message in [
         (pickled, "not a complete file of PyTorch weights"),
+        (zipped, "it holds more than tensors, and no code of a file is run"),
         (linked, "leads out of the folder"),
         (looped, "cannot be followed|no such file|No such file|Too many levels"),
         (huge, "its header would have 1073741824 bytes"),
