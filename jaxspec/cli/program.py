@@ -72,7 +72,7 @@ def enable_compilation_cache() -> None:
 @functools.cache
 def mention_compilation() -> None:
     """Say on stderr, once, that XLA compiles: as soon as one program has taken a few seconds."""
-    timer = threading.Timer(0, print)
+    timer: threading.Timer | None = None
     said = False
 
     def mention() -> None:
@@ -83,7 +83,7 @@ def mention_compilation() -> None:
 
     def follow(event: str, seconds: float, **_: Any) -> None:
         nonlocal timer
-        if event in (_LOWERED, _COMPILED):
+        if timer and event in (_LOWERED, _COMPILED):
             timer.cancel()
         if event == _LOWERED and not said:
             timer = threading.Timer(_PATIENCE, mention)

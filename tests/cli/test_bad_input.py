@@ -75,6 +75,10 @@ def test_bad_input_is_one_line_and_exit_code_2(files, refuses, options, message)
     refuses(decode.main, arguments(files, *options), message)
 
 
+def test_a_dry_run_reads_no_adapter(refuses):
+    refuses(decode.main, ["--dry-run", "--method", "eagle adapter=x"], "a dry run reads no adapter or draft model")
+
+
 def cut(file):
     file.write_bytes(file.read_bytes()[:-100])
 
