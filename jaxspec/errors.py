@@ -32,10 +32,10 @@ def check_at_least(settings: object, least: Mapping[str, float], method: str = "
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the first known word that begins with the word, else the closest one, or nothing."""
-    known = list(known)
-    begun = [each for each in known if word.strip("-") and each.startswith(word)]
-    close = begun or difflib.get_close_matches(word[:100], known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    words = list(known)
+    begun = [each for each in words if word.strip("-") and each.startswith(word)]
+    matches = begun or difflib.get_close_matches(word[:100], words, n=1)
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def first_line(error: Exception) -> str:

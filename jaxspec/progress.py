@@ -80,7 +80,3 @@ class Progress:
         self._skipped += seconds
         if self._bar is not None:
             self._bar.unpause()
-
-    def message(self, text: str) -> None:
-        """A line of its own, without disturbing the bar."""
-        say(text)

@@ -163,11 +163,15 @@ def main(args: list[str]) -> None:
 def check_dry_run(options: DecodeOptions) -> None:
     """Raise UserError for options that only a dry run takes, and in a dry run for those that it does not take."""
     given = given_options(options)
-    if not options.dry_run and {*given} & {*_DRY_RUN_ALONE}:
-        raise UserError("--config and --topology go with --dry-run")
-    useless = [name.replace("_", "-") for name in given if name not in _DRY_RUN_ALONE + _DRY_RUN_TOO]
-    if options.dry_run and useless:
+    if not options.dry_run:
+        if {*given} & {*_DRY_RUN_ALONE}:
+            raise UserError("--config and --topology go with --dry-run")
+        return
+    if useless := [name.replace("_", "-") for name in given if name not in _DRY_RUN_ALONE + _DRY_RUN_TOO]:
         raise UserError(f"--dry-run decodes nothing: it does not go with --{useless[0]}")
+    [spec] = options.drafters
+    if spec.adapter or spec.draft or spec.draft_adapter:
+        raise UserError(f"drafter {spec.text!r}: a dry run reads no adapter or draft model, leave it out")
 
 
 def check(options: DecodeOptions) -> None:
@@ -312,8 +316,6 @@ def dry_run(options: DecodeOptions) -> None:
             f"give a batch-size of at least 1 and a max-length of at most {longest}, got {options.batch_size} and "
             f"{length}"
         )
-    if spec.adapter or spec.draft or spec.draft_adapter:
-        raise UserError(f"drafter {spec.text!r}: a dry run reads no adapter or draft model, leave it out")
     named = spec if {"method", "tree", "draft_vocabulary"} & {*given_options(options)} else None
     found = dry_run_decoding(config, mesh, chip, options.batch_size, length, dtype, named, options.weights)
     lines = decoding_lines(name, config, options.mesh, found)

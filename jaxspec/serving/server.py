@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -15,6 +14,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from jaxspec.errors import UserError
+from jaxspec.progress import say
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -56,9 +56,9 @@ class Server(uvicorn.Server):
         """Let running requests finish; at a second SIGINT end at once."""
         if sig == signal.SIGINT:
             if self.should_exit:  # a step on the device cannot be interrupted
-                print("interrupted", file=sys.stderr, flush=True)
+                say("interrupted")
                 os._exit(130)
-            print("stopping once running requests are finished; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+            say("stopping once running requests are finished; Ctrl-C again ends at once")
         super().handle_exit(sig, frame)
 
 

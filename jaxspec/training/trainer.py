@@ -28,7 +28,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.parallel.processes import as_leader, check_alike, is_leader
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_batch
-from jaxspec.progress import Progress
+from jaxspec.progress import Progress, say
 from jaxspec.training.data import TrainingData, frequent_tokens, prepare_answers
 from jaxspec.training.evaluate import Accuracy, answer_entropies, evaluate, perplexity, top
 from jaxspec.training.examples import select_prompts
@@ -131,7 +131,7 @@ class Trainer:
         with Progress("training", train.steps, "steps", done=step) as progress:
             while step < train.steps:
                 if step and train.eval_every and step % train.eval_every == 0:  # repeated by a run that resumes here
-                    progress.message(self._evaluate(step, state))
+                    say(self._evaluate(step, state))
                 if update.stage != (stage := bisect.bisect_right(self._stage_ends, step)):
                     update = updates[stage]
                     state = enter_stage(update, state.best(train.ema))
