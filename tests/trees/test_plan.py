@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -228,7 +229,7 @@ def test_states_that_no_step_leads_to_are_dropped():
     plan = expected(make_plan([State(p, (2,) * (len(p) + 1), n) for n, p in trees.items()]), [[0.5, 0.2]])
     assert [state.needs for state in plan.trimmed(2).states] == [2]
     assert [state.needs for state in plan.trimmed(3).states] == [2, 3]
-    assert plan.trimmed(2).expected_tokens == plan.expected_tokens
+    assert math.isclose(plan.trimmed(2).expected_tokens, plan.expected_tokens)
 
 
 def test_a_state_that_repeats_the_one_before_is_merged_with_it():
@@ -236,4 +237,4 @@ def test_a_state_that_repeats_the_one_before_is_merged_with_it():
     plan = expected(make_plan(same), [[0.5]])
     trimmed = plan.trimmed(3)
     assert [state.needs for state in trimmed.states] == [1, 2]
-    assert expected(trimmed, [[0.5]]).expected_tokens == plan.expected_tokens
+    assert math.isclose(expected(trimmed, [[0.5]]).expected_tokens, plan.expected_tokens)
