@@ -56,10 +56,12 @@ class Budget:
     Attributes:
       rows: of the largest step, the root and probes included.
       sizes: every size a step may have, the smallest first; empty where there is only one.
+      guessed: whether the costs of the sizes are typical ones or estimates, to be replaced by measured ones.
     """
 
     rows: int
     sizes: tuple[Size, ...] = ()
+    guessed: bool = False
 
     @property
     def spec(self) -> str:

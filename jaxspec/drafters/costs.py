@@ -1,7 +1,7 @@
 """Costs of a base's steps by their rows: measured once on a machine and kept, or typical ones of its kind of device.
 
 A draft pays where the tokens to expect of it are worth more than the time of its rows (`Best`), so whoever chooses rows
-needs to know what they cost. `jaxspec tune --quick` and the server measure it.
+needs to know what they cost. `jaxspec tune --quick` and the server measure it; else the first steps of an answer do.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ class RowCosts:
       costs: [2][rows], of greedy steps and of sampled ones, for at least two numbers of rows.
       drafting: milliseconds that drafting adds to a greedy and to a sampled step, by `cost_name`.
       note: what is to be said about them; empty where they were measured.
+      typical: whether they are those of a kind of device, not of this machine.
     """
 
     rows: tuple[float, ...]
     costs: tuple[tuple[float, ...], tuple[float, ...]]
     drafting: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     note: str = ""
+    typical: bool = False
 
     def __call__(self, rows: float, kind: int = GREEDY) -> float:
         """The cost of a step with this number of rows.
@@ -90,8 +92,8 @@ def find_costs(model: Model, batch_size: int = 1) -> RowCosts:
         except _DAMAGED:
             problem = f"{FILE} is damaged"
     typical, device = (_CPU, "a CPU") if jax.default_backend() == "cpu" else (_ACCELERATOR, "an accelerator")
-    note = f"costs of rows are typical ones of {device} (`jaxspec tune --quick` measures them)"
-    return dataclasses.replace(typical, note=f"{problem}: {note}" if problem else note)
+    note = f"costs of rows are typical ones of {device} until first steps are timed (`jaxspec tune --quick` keeps them)"
+    return dataclasses.replace(typical, note=f"{problem}: {note}" if problem else note, typical=True)
 
 
 def check_costs_file() -> None:

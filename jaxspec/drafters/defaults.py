@@ -70,7 +70,9 @@ def with_sizes(drafter: Drafter, costs: RowCosts, batch_size: int, rows: Sequenc
         return costs(batch_size * counted_rows(drafter, count), kind) + (drafting[kind] if count > 1 else 0.0)
 
     priced = tuple(Size(count, cost(count, GREEDY), cost(count, SAMPLED)) for count in sizes)
-    return dataclasses.replace(drafter, shape=Budget(most, priced))
+    takes_time = any(source.facts.takes_time for source in drafter.sources)
+    guessed = costs.typical or (takes_time and cost_name(drafter) not in costs.drafting)
+    return dataclasses.replace(drafter, shape=Budget(most, priced, guessed))
 
 
 def has_default(drafter: Drafter) -> bool:

@@ -140,7 +140,7 @@ def iterate(
       prompts: texts or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
       batch_size: prompts decoded together; each accepts at its own pace.
-      max_steps: forward passes after prefill; a few are enough to warm up.
+      max_steps: forward passes after prefill, beside those that measure what sizes cost; a few are enough to warm up.
       **settings: of `Settings`: `sampling`, `seed`, `acceptance`, `chat`, `max_length`, `prediction`.
 
     Yields:
@@ -160,6 +160,7 @@ def iterate(
         batch = encoded[first : first + batch_size]
         expected = predictions and predictions[first : first + batch_size]
         run = job.begin(batch, max_new_tokens, rows, *job.sizes(max(map(len, batch)), max_new_tokens), expected)
+        job.price_sizes(run)
         job.decode(run, max_steps)
         for row in range(len(batch)):
             yield _collect(drafter, run, row, as_text(drafter.model, prompts[first + row]))
@@ -201,6 +202,8 @@ def stream(
     job, text = Job(drafter, how, 1), as_text(drafter.model, prompt)
     run = job.begin([ids], max_new_tokens, 1, *job.sizes(len(ids), max_new_tokens), predictions)
     yield _collect(drafter, run, 0, text)
+    if job.price_sizes(run):
+        yield _collect(drafter, run, 0, text)
     while not np.all(host(run.state.done)):
         job.decode(run, steps_per_chunk)
         yield _collect(drafter, run, 0, text)

@@ -15,14 +15,19 @@ from jaxspec.decoding.loop import decode
 from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
+from jaxspec.drafters.budget import Budget
+from jaxspec.drafters.costs import kind_of
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.prompts import pad_predictions, pad_tokens
+from jaxspec.generation.sizes import SizeTimer
 from jaxspec.machine import Stopwatch
 from jaxspec.parallel.processes import host
 from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
 NOT_FINITE = "the base's logits are not finite: float16 is too narrow for it; use --dtype float32 or bfloat16"
+
+_ROUNDS = 3  # steps timed of each size, of which the fastest counts
 
 
 def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
@@ -102,6 +107,12 @@ class RunningBatch:
     decode_seconds: float
     compile_seconds: float
 
+    def count(self, watch: Stopwatch) -> None:
+        """Add the time of steps to the clocks. Raises UserError where logits were not finite."""
+        check_finite(self.state)
+        self.compile_seconds += watch.compile_seconds
+        self.decode_seconds += watch.seconds
+
 
 class Job:
     """The parts that all batches of one call share.
@@ -117,9 +128,11 @@ class Job:
     """
 
     def __init__(self, drafter: Drafter, settings: Settings, batch_size: int):
-        self._model, self._seed = drafter.model, settings.seed
+        self._model, self._drafter, self._seed = drafter.model, drafter, settings.seed
         self.decoding = decoding_of(drafter, batch_size, settings.sampling, settings.acceptance, self._model.eos)
         self.mesh = mesh_of(self._model.params)
+        self._circumstances = batch_size, kind_of(settings.sampling.temperature)
+        self._price_as_measured()
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
         """The `buffer_sizes` of this drafter."""
@@ -152,10 +165,40 @@ class Job:
         check_finite(state)
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
+    def price_sizes(self, run: RunningBatch) -> bool:
+        """Time the first steps of a batch, each size by turns, where what sizes cost is but guessed.
+
+        The drafter remembers what was measured. Several processes would measure several times, and must decode alike.
+
+        Returns:
+          Whether any steps were decoded.
+        """
+        shape, measured = self._drafter.shape, self._drafter.times
+        guessed = isinstance(shape, Budget) and shape.guessed
+        if not guessed or self._circumstances in measured or jax.process_count() > 1:
+            return False
+        timer = SizeTimer(self.decoding, restarts=False)
+        with in_mesh(self.mesh), Stopwatch() as watch:
+            for _ in range(_ROUNDS):
+                run.state = timer.measure(run.state)
+        run.count(watch)
+        if timer.complete:
+            measured[self._circumstances] = timer.times.sizes
+            self._price_as_measured()
+        return True
+
+    def _price_as_measured(self) -> None:
+        """Price sizes by what the drafter has measured, if anything. It is an argument: nothing recompiles."""
+        times = self._drafter.times.get(self._circumstances)
+        if times is None:
+            return
+        costs = np.maximum.accumulate(times).astype(np.float32)  # noise makes no size cheaper than a smaller one
+        drafter = self.decoding.drafter
+        shape = drafter.shape.replace(costs=put_beside(self._model.params, jnp.array([costs, costs])))
+        self.decoding = self.decoding.replace(drafter=drafter.replace(shape=shape))
+
     def decode(self, run: RunningBatch, steps: int) -> None:
-        """Decode `steps` further steps of a batch, and add their time to its clocks."""
+        """Decode `steps` further steps of a batch."""
         with in_mesh(self.mesh), Stopwatch() as watch:
             run.state = jax.block_until_ready(decode(self.decoding, run.state, np.int32(steps)))
-        check_finite(run.state)
-        run.compile_seconds += watch.compile_seconds
-        run.decode_seconds += watch.seconds
+        run.count(watch)

@@ -28,12 +28,13 @@ from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.job import bucket, cache_capacity
 from jaxspec.generation.prompts import pad_tokens
+from jaxspec.generation.sizes import SizeTimes
 from jaxspec.parallel.sharding import put_beside
 from jaxspec.serving.prefixes import Prefixes
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Limits, Piece, Request
 from jaxspec.tuning.memory import free_memory
-from jaxspec.tuning.sizes import SAMPLINGS, SizeTimes, measure_sizes
+from jaxspec.tuning.sizes import SAMPLINGS, measure_sizes
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved

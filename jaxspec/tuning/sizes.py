@@ -1,92 +1,28 @@
-"""Milliseconds of a step of each size of a drafter, measured with the program that decodes."""
+"""Costs of rows: steps of each size of a drafter, greedy and sampled ones, measured with the programs that decode."""
 
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.loop import decode
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.costs import GREEDY, RowCosts, find_costs
 from jaxspec.drafters.defaults import cost_name, counted_rows, with_sizes
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.generation.job import Job, Settings
+from jaxspec.generation.sizes import SizeTimer, SizeTimes
 from jaxspec.parallel.sharding import in_mesh
 from jaxspec.progress import Progress
 
-# `idle` of a pace before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
-_DUE, _RESTS = -1, 10_006
 _PROMPT = 64  # tokens at most
 _WIDTH = 64  # tokens of an answer
 _ROWS = {"cpu": (4, 8, 16), "accelerator": (8, 16, 32, 64)}
 ROUNDS = 20  # of `jaxspec tune --quick`; on a busy machine most steps are late
 SAMPLINGS = (SamplingConfig(), SamplingConfig(1.0))  # of greedy steps, and of sampled ones
-
-
-@dataclasses.dataclass(frozen=True)
-class SizeTimes:
-    """Milliseconds of a step.
-
-    Attributes:
-      sizes: [K], of a step of each size that drafts for the next one; of the smallest size one that does not.
-      drafting: what drafting takes.
-      spread: how many times as long as the fastest step the next one of its kind took, at most.
-    """
-
-    sizes: np.ndarray
-    drafting: float
-    spread: float = 1.0
-
-
-class SizeTimer:
-    """Times steps of each size of a drafter, one by one.
-
-    Args:
-      decoding: constants of decoding; its drafter has several sizes.
-      rows: B of its states.
-    """
-
-    def __init__(self, decoding: Decoding, rows: int):
-        self._decoding, self._rows = decoding, rows
-        self._samples: dict[tuple[int, int], list[float]] = {}
-
-    def measure(self, state: DecodeState) -> DecodeState:
-        """Time a step of each size. Returns the state, with rows that mean nothing; the old one is donated."""
-        for number in range(len(self._decoding.drafter.shape.sizes)):
-            for idle in (_DUE, _RESTS) if number == 0 else (_DUE,):
-                state, began = self._begin(state, number, idle), time.perf_counter()
-                state = jax.block_until_ready(decode(self._decoding, state, np.int32(1)))
-                self._samples.setdefault((number, idle), []).append(time.perf_counter() - began)
-        return state
-
-    def _begin(self, state: DecodeState, size: int, idle: int) -> DecodeState:
-        """A state whose next step has a size, and after which drafts are due or rest."""
-        rows, nodes = self._rows, state.draft.valid.shape[1]
-        root = np.broadcast_to(np.arange(nodes) == 0, (rows, nodes))
-        return jax.block_until_ready(
-            state.replace(
-                draft=state.draft.replace(size=np.full(rows, size, np.int32), valid=root),
-                pace=state.pace.replace(active=np.ones(rows, bool), idle=np.full(rows, idle, np.int32)),
-                done=np.zeros(rows, bool),
-                counts=np.ones(rows, np.int32),
-                limits=np.full(rows, 2**30, np.int32),
-                lengths=np.ones(rows, np.int32),
-            )
-        )
-
-    @property
-    def times(self) -> SizeTimes:
-        """Of all that was measured, the fastest of each."""
-        least = {key: 1e3 * min(samples) for key, samples in self._samples.items()}
-        sizes = [least[0, _RESTS], *(least[number, _DUE] for number in range(1, len(least) - 1))]
-        fastest = [sorted(samples)[:2] for samples in self._samples.values()]  # two of each, or the only one
-        spread = max(pair[-1] / pair[0] for pair in fastest)
-        return SizeTimes(np.array(sizes), max(least[0, _DUE] - least[0, _RESTS], 0.0), spread)
 
 
 def measure_sizes(
@@ -105,7 +41,7 @@ def measure_sizes(
     """
     found, done = [], 0
     for decoding in decodings:
-        timer = SizeTimer(decoding, len(state.done))
+        timer = SizeTimer(decoding)
         for _ in range(rounds):
             state, done = timer.measure(state), done + 1
             report(done)

@@ -1,4 +1,4 @@
-"""Times of the sizes of a drafter's steps, measured with the program that decodes."""
+"""Costs of rows, measured with the steps of a drafter."""
 
 import dataclasses
 
@@ -6,13 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.config import SamplingConfig
-from jaxspec.decoding.loop import decode
 from jaxspec.drafters.defaults import cost_name, with_default
-from jaxspec.generation.job import Job, Settings
+from jaxspec.generation import sizes
+from jaxspec.generation.sizes import SizeTimes
 from jaxspec.methods import PPD, Hydra, Suffix
-from jaxspec.tuning import sizes
-from jaxspec.tuning.sizes import SizeTimer, SizeTimes, measure_rows, row_costs
+from jaxspec.tuning.sizes import measure_rows, row_costs
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_text_model
 
@@ -20,43 +18,6 @@ from tests.helpers.tiny import make_text_model
 @pytest.fixture
 def drafter():
     return with_default(union([PPD(), Suffix()], make_text_model(num_layers=1), 8))
-
-
-@pytest.mark.parametrize("trial", [0.1, 0.8, 3.0])
-def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch, trial):
-    """What runs is told by the pace: its time grows by the cost of the size, and it counts steps without a draft."""
-    ran = []
-
-    def counted(decoding, state, steps):
-        after = decode(decoding, state, steps)
-        ran.append((int(np.asarray(state.draft.size)[0]), bool(np.asarray(after.pace.rests(trial)))))
-        return after
-
-    monkeypatch.setattr(sizes, "decode", counted)
-    job = Job(drafter, Settings(SamplingConfig()), 2)
-    state = job.begin([[1, 2, 3]] * 2, 8, 2, *job.sizes(3, 8)).state
-    timer = SizeTimer(job.decoding, 2)
-    timer.measure(timer.measure(state))
-    assert ran == 2 * [(0, False), (0, True), (1, False), (2, False), (3, False)]
-    assert timer.times.sizes.shape == (4,) and (timer.times.sizes > 0).all() and timer.times.drafting >= 0
-
-
-def test_the_spread_is_that_of_the_two_fastest_steps_of_a_kind(drafter, monkeypatch):
-    """The first step may compile, and is left out where two others are faster."""
-    seconds = iter([9.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.1, 1.0, 1.0, 2.5, 4.0, 1.0, 1.0, 1.0])
-    clock = [0.0]
-    monkeypatch.setattr(sizes.time, "perf_counter", lambda: clock[0])
-
-    def late(decoding, state, steps):
-        clock[0] += next(seconds)
-        return state
-
-    monkeypatch.setattr(sizes, "decode", late)
-    job = Job(drafter, Settings(SamplingConfig()), 1)
-    state, timer = job.begin([[1, 2, 3]], 8, 1, *job.sizes(3, 8)).state, SizeTimer(job.decoding, 1)
-    for _ in range(3):
-        state = timer.measure(state)
-    assert timer.times.spread == pytest.approx(1.25)
 
 
 def test_costs_of_rows_are_without_drafting(drafter):

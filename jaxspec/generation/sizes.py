@@ -1,0 +1,100 @@
+"""Milliseconds of a step of each size of a drafter, measured with the program that decodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxspec.decoding.loop import decode
+from jaxspec.decoding.state import DecodeState, Decoding
+from jaxspec.parallel.processes import host
+
+# `idle` of a pace before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
+_DUE, _RESTS = -1, 10_006
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeTimes:
+    """Milliseconds of a step.
+
+    Attributes:
+      sizes: [K], of a step of each size that drafts for the next one; of the smallest size one that does not.
+      drafting: what drafting takes.
+      spread: how many times as long as the fastest step the next one of its kind took, at most.
+    """
+
+    sizes: np.ndarray
+    drafting: float
+    spread: float = 1.0
+
+
+class SizeTimer:
+    """Times steps of each size of a drafter, one by one.
+
+    Args:
+      decoding: constants of decoding; its drafter has several sizes.
+      restarts: whether every step begins answers anew, in rows that have none of their own. Otherwise the steps are
+        those of the answers at hand: the size of a step changes no text.
+    """
+
+    def __init__(self, decoding: Decoding, restarts: bool = True):
+        self._decoding, self._restarts = decoding, restarts
+        self._samples: dict[tuple[int, int], list[float]] = {kind: [] for kind in self._kinds()}
+
+    def _kinds(self) -> Iterator[tuple[int, int]]:
+        """Sizes, and whether the drafts behind them are due: of the smallest a step that drafts and one that rests."""
+        yield 0, _RESTS
+        for number in range(len(self._decoding.drafter.shape.sizes)):
+            yield number, _DUE
+
+    def measure(self, state: DecodeState) -> DecodeState:
+        """Time a step of each kind, while there are rows that are not done. The state is donated."""
+        for (number, idle), samples in self._samples.items():
+            state = self._begin(state, number, idle)
+            if np.all(host(state.done)):
+                break
+            began = time.perf_counter()
+            state = jax.block_until_ready(decode(self._decoding, state, np.int32(1)))
+            samples.append(time.perf_counter() - began)
+        return state
+
+    def _begin(self, state: DecodeState, number: int, idle: int) -> DecodeState:
+        """A state whose next step has a size, and after which drafts are due or rest."""
+        if self._restarts:
+            state = _restarted(state)
+        draft, pace = state.draft, state.pace
+        fits = jnp.arange(draft.valid.shape[1]) < self._decoding.drafter.shape.sizes[number]
+        draft = draft.replace(size=jnp.full_like(draft.size, number), valid=draft.valid & fits)
+        return jax.block_until_ready(state.replace(draft=draft, pace=pace.replace(idle=jnp.full_like(pace.idle, idle))))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every kind of step was timed twice: the first one may compile."""
+        return min(map(len, self._samples.values())) > 1
+
+    @property
+    def times(self) -> SizeTimes:
+        """Of all that was measured, the fastest of each."""
+        least = {kind: 1e3 * min(samples) for kind, samples in self._samples.items()}
+        sizes = [least[0, _RESTS], *(least[number, _DUE] for number in range(1, len(least) - 1))]
+        fastest = [sorted(samples)[:2] for samples in self._samples.values()]  # two of each, or the only one
+        spread = max(pair[-1] / pair[0] for pair in fastest)
+        return SizeTimes(np.array(sizes), max(least[0, _DUE] - least[0, _RESTS], 0.0), spread)
+
+
+def _restarted(state: DecodeState) -> DecodeState:
+    """The state with rows that all have answers of one token and no drafts."""
+    done = jnp.zeros_like(state.done)
+    return state.replace(
+        draft=state.draft.resting(),
+        pace=state.pace.replace(active=~done),
+        done=done,
+        counts=jnp.ones_like(state.counts),
+        limits=jnp.full_like(state.limits, 2**30),
+        lengths=jnp.ones_like(state.lengths),
+    )
