@@ -11,6 +11,8 @@ from typing import Any
 import jax
 
 _HELD, _GRANTED = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")  # memory mappings
+_CPUS = Path("/proc/cpuinfo")
+_VECTORS = {"avx512f": "with AVX-512", "avx2": "with AVX2"}  # names of flags, the widest first
 _compiled: list[tuple[float, float]] = []  # spans of time in which JAX traced or compiled
 
 
@@ -52,11 +54,13 @@ def this_machine() -> dict[str, Any]:
 
 @functools.cache
 def _processor() -> str:
-    """The name of the processor, where the system tells."""
-    file = Path("/proc/cpuinfo")
-    lines = file.read_text().splitlines() if file.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else os.uname().machine
+    """The processor with its widest vectors, where the system tells: virtual machines of one name differ."""
+    if not _CPUS.exists():
+        return os.uname().machine
+    facts = dict(line.split(":", 1) for line in _CPUS.read_text().splitlines()[::-1] if ":" in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    vectors = [name for flag, name in _VECTORS.items() if flag in facts.get("flags", "").split()]
+    return " ".join([facts.get("model name", os.uname().machine), *vectors[:1]])
 
 
 def device_name() -> str:
