@@ -41,7 +41,9 @@ def methods_of_the_page():
 def test_the_method_is_lossless_and_drafts(tiny, sampling, batch_size):
     prompts = make_prompts(8)
     plain = generate(autoregressive(tiny), prompts, 40, sampling=sampling, seed=3)
-    ours = generate(load_drafter("bigram", tiny), prompts, 40, sampling=sampling, seed=3, batch_size=batch_size)
+    ours = generate(
+        load_drafter("bigram", tiny, tree="own"), prompts, 40, sampling=sampling, seed=3, batch_size=batch_size
+    )
     assert [a.tokens for a in ours] == [a.tokens for a in plain]
     assert sum(sum(a.accepted) for a in ours) > 0
 
@@ -49,7 +51,7 @@ def test_the_method_is_lossless_and_drafts(tiny, sampling, batch_size):
 def test_it_drafts_what_followed_the_newest_token(tiny):
     """Every answer takes as many steps as the same rule needs in plain Python."""
     prompts = make_prompts(8)
-    for prompt, answer in zip(prompts, generate(load_drafter("bigram", tiny), prompts, 40), strict=True):
+    for prompt, answer in zip(prompts, generate(load_drafter("bigram", tiny, tree="own"), prompts, 40), strict=True):
         assert answer.steps == steps_by_hand(prompt, answer.tokens)
 
 

@@ -92,7 +92,7 @@ def find_costs(model: Model, batch_size: int = 1) -> RowCosts:
         except _DAMAGED:
             problem = f"{FILE} is damaged"
     typical, device = (_CPU, "a CPU") if jax.default_backend() == "cpu" else (_ACCELERATOR, "an accelerator")
-    note = f"costs of rows are typical ones of {device} until first steps are timed (`jaxspec tune --quick` keeps them)"
+    note = f"costs of rows are typical ones of {device} until first steps are timed (`jaxspec tune --quick` times them)"
     return dataclasses.replace(typical, note=f"{problem}: {note}" if problem else note, typical=True)
 
 

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from jaxspec.config import ModelConfig
 from jaxspec.decoding.acceptance import Acceptance
@@ -40,15 +39,15 @@ class Drafter:
       model: the base they decode on: the one that they were loaded for, or a method's tuned version of it.
       shape: fixed draft trees, of one source alone, or a budget of rows; by default a tree without candidates.
       note: how the shape was chosen, in words; empty where it was asked for.
-      times: [K] milliseconds of a step of each size, as first steps of answers have measured them, by the number of
-        texts decoded together and whether steps are greedy or sampled ones (`kind_of`).
+      samples: seconds of steps of each size, measured where `shape` only guesses what they cost: by the number of texts
+        decoded together and `kind_of` steps, then as `generation.sizes` has them.
     """
 
     sources: tuple[Source, ...]
     model: Model
     shape: TreePlan | Budget = from_paths([])
     note: str = ""
-    times: dict[tuple[int, int], np.ndarray] = dataclasses.field(default_factory=dict, init=False)
+    samples: dict[tuple[int, int], dict] = dataclasses.field(default_factory=dict, init=False)
 
     @property
     def name(self) -> str:

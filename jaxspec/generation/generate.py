@@ -160,7 +160,8 @@ def iterate(
         batch = encoded[first : first + batch_size]
         expected = predictions and predictions[first : first + batch_size]
         run = job.begin(batch, max_new_tokens, rows, *job.sizes(max(map(len, batch)), max_new_tokens), expected)
-        job.price_sizes(run)
+        for _ in job.price_sizes(run):
+            pass
         job.decode(run, max_steps)
         for row in range(len(batch)):
             yield _collect(drafter, run, row, as_text(drafter.model, prompts[first + row]))
@@ -187,7 +188,7 @@ def stream(
       drafter: from `load_drafter`.
       prompt: text or token ids.
       max_new_tokens: stop there, or at an end-of-text token.
-      steps_per_chunk: forward passes between two yields.
+      steps_per_chunk: forward passes between two yields; those that measure what sizes cost have chunks of their own.
       **settings: as in `iterate`.
 
     Yields:
@@ -202,7 +203,7 @@ def stream(
     job, text = Job(drafter, how, 1), as_text(drafter.model, prompt)
     run = job.begin([ids], max_new_tokens, 1, *job.sizes(len(ids), max_new_tokens), predictions)
     yield _collect(drafter, run, 0, text)
-    if job.price_sizes(run):
+    for _ in job.price_sizes(run):
         yield _collect(drafter, run, 0, text)
     while not np.all(host(run.state.done)):
         job.decode(run, steps_per_chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
 NOT_FINITE = "the base's logits are not finite: float16 is too narrow for it; use --dtype float32 or bfloat16"
 
-_ROUNDS = 3  # steps timed of each size, of which the fastest counts
+_ROUNDS = 4  # steps timed of each size, of which the fastest counts
 
 
 def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
@@ -128,11 +128,14 @@ class Job:
     """
 
     def __init__(self, drafter: Drafter, settings: Settings, batch_size: int):
-        self._model, self._drafter, self._seed = drafter.model, drafter, settings.seed
+        self._model, self._seed = drafter.model, settings.seed
         self.decoding = decoding_of(drafter, batch_size, settings.sampling, settings.acceptance, self._model.eos)
         self.mesh = mesh_of(self._model.params)
-        self._circumstances = batch_size, kind_of(settings.sampling.temperature)
-        self._price_as_measured()
+        self._timer = None
+        if self._is_to_be_measured(drafter, settings, batch_size):
+            samples = drafter.samples.setdefault((batch_size, kind_of(settings.sampling.temperature)), {})
+            self._timer = SizeTimer(self.decoding, samples, restarts=False)
+            self._price_as_measured()
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
         """The `buffer_sizes` of this drafter."""
@@ -165,37 +168,45 @@ class Job:
         check_finite(state)
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 
-    def price_sizes(self, run: RunningBatch) -> bool:
-        """Time the first steps of a batch, each size by turns, where what sizes cost is but guessed.
+    def price_sizes(self, run: RunningBatch) -> Iterator[None]:
+        """Time the first steps of a batch, each size by turns, where what sizes cost is only guessed.
 
-        The drafter remembers what was measured. Several processes would measure several times, and must decode alike.
+        The drafter keeps the times for later batches.
 
-        Returns:
-          Whether any steps were decoded.
+        Yields:
+          After every few steps.
         """
-        shape, measured = self._drafter.shape, self._drafter.times
-        guessed = isinstance(shape, Budget) and shape.guessed
-        if not guessed or self._circumstances in measured or jax.process_count() > 1:
+        if self._timer is None or self._timer.is_sure:
+            return
+        self.decode(run, 1)  # may compile
+        yield
+        for _ in range(_ROUNDS):
+            if np.all(host(run.state.done)):
+                break
+            with in_mesh(self.mesh), Stopwatch() as watch:
+                run.state = self._timer.measure(run.state)
+            run.count(watch)
+            yield
+        self._price_as_measured()
+
+    def _is_to_be_measured(self, drafter: Drafter, settings: Settings, batch_size: int) -> bool:
+        """Whether what sizes cost is only guessed, and decides how fast decoding is, but no text.
+
+        Several processes must decode alike, and each would measure other times.
+        """
+        if not (isinstance(drafter.shape, Budget) and drafter.shape.guessed) or jax.process_count() > 1:
             return False
-        timer = SizeTimer(self.decoding, restarts=False)
-        with in_mesh(self.mesh), Stopwatch() as watch:
-            for _ in range(_ROUNDS):
-                run.state = timer.measure(run.state)
-        run.count(watch)
-        if timer.complete:
-            measured[self._circumstances] = timer.times.sizes
-            self._price_as_measured()
-        return True
+        of_one_program = batch_size * drafter.num_nodes <= drafter.on_device.free_rows
+        return not of_one_program and settings.acceptance.same_text(settings.sampling.temperature)
 
     def _price_as_measured(self) -> None:
-        """Price sizes by what the drafter has measured, if anything. It is an argument: nothing recompiles."""
-        times = self._drafter.times.get(self._circumstances)
-        if times is None:
+        """Price sizes by their times, once these are sure. Prices are an argument: nothing recompiles."""
+        if not self._timer.is_sure:
             return
-        costs = np.maximum.accumulate(times).astype(np.float32)  # noise makes no size cheaper than a smaller one
+        costs = np.maximum.accumulate(self._timer.times.sizes)  # a larger size is never cheaper
+        costs = put_beside(self._model.params, jnp.array([costs, costs], jnp.float32))
         drafter = self.decoding.drafter
-        shape = drafter.shape.replace(costs=put_beside(self._model.params, jnp.array([costs, costs])))
-        self.decoding = self.decoding.replace(drafter=drafter.replace(shape=shape))
+        self.decoding = self.decoding.replace(drafter=drafter.replace(shape=drafter.shape.replace(costs=costs)))
 
     def decode(self, run: RunningBatch, steps: int) -> None:
         """Decode `steps` further steps of a batch."""

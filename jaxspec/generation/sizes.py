@@ -16,6 +16,9 @@ from jaxspec.parallel.processes import host
 
 # `idle` of a pace before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
 _DUE, _RESTS = -1, 10_006
+BUSY = 1.5  # spread of times that say little, measured while the machine was busy with something else
+
+Samples = dict[tuple[int, int], list[float]]  # seconds of steps by their sizes and `idle`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,23 +41,26 @@ class SizeTimer:
 
     Args:
       decoding: constants of decoding; its drafter has several sizes.
-      restarts: whether every step begins answers anew, in rows that have none of their own. Otherwise the steps are
-        those of the answers at hand: the size of a step changes no text.
+      samples: seconds of each kind of step that were measured before; new ones are added.
+      restarts: whether every step begins answers anew, in rows that have none of their own, and what drafting takes is
+        measured too. Otherwise the steps are those of the answers at hand: the size of a step changes no text.
     """
 
-    def __init__(self, decoding: Decoding, restarts: bool = True):
+    def __init__(self, decoding: Decoding, samples: Samples | None = None, restarts: bool = True):
         self._decoding, self._restarts = decoding, restarts
-        self._samples: dict[tuple[int, int], list[float]] = {kind: [] for kind in self._kinds()}
+        self._samples = {} if samples is None else samples
+        for kind in self._kinds():
+            self._samples.setdefault(kind, [])
 
     def _kinds(self) -> Iterator[tuple[int, int]]:
-        """Sizes, and whether the drafts behind them are due: of the smallest a step that drafts and one that rests."""
+        """Sizes, and whether the drafts behind them are due: behind the smallest they rest."""
         yield 0, _RESTS
-        for number in range(len(self._decoding.drafter.shape.sizes)):
+        for number in range(0 if self._restarts else 1, len(self._decoding.drafter.shape.sizes)):
             yield number, _DUE
 
     def measure(self, state: DecodeState) -> DecodeState:
-        """Time a step of each kind, while there are rows that are not done. The state is donated."""
-        for (number, idle), samples in self._samples.items():
+        """Time a step of each kind, the rarest first, while there are rows that are not done. The state is donated."""
+        for (number, idle), samples in sorted(self._samples.items(), key=lambda kind: len(kind[1])):
             state = self._begin(state, number, idle)
             if np.all(host(state.done)):
                 break
@@ -73,18 +79,23 @@ class SizeTimer:
         return jax.block_until_ready(state.replace(draft=draft, pace=pace.replace(idle=jnp.full_like(pace.idle, idle))))
 
     @property
-    def complete(self) -> bool:
-        """Whether every kind of step was timed twice: the first one may compile."""
-        return min(map(len, self._samples.values())) > 1
-
-    @property
     def times(self) -> SizeTimes:
         """Of all that was measured, the fastest of each."""
         least = {kind: 1e3 * min(samples) for kind, samples in self._samples.items()}
-        sizes = [least[0, _RESTS], *(least[number, _DUE] for number in range(1, len(least) - 1))]
-        fastest = [sorted(samples)[:2] for samples in self._samples.values()]  # two of each, or the only one
-        spread = max(pair[-1] / pair[0] for pair in fastest)
-        return SizeTimes(np.array(sizes), max(least[0, _DUE] - least[0, _RESTS], 0.0), spread)
+        rests = least.pop((0, _RESTS))
+        drafting = max(least.pop((0, _DUE), rests) - rests, 0.0)
+        return SizeTimes(np.array([rests, *least.values()]), drafting, self._spread)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether every kind of step was timed twice, since the first may compile, with about the same result."""
+        return min(map(len, self._samples.values())) > 1 and self._spread < BUSY
+
+    @property
+    def _spread(self) -> float:
+        """How far the two fastest steps of a kind are apart, or 1 of the only one."""
+        fastest = [sorted(samples)[:2] for samples in self._samples.values()]
+        return max(pair[-1] / pair[0] for pair in fastest)
 
 
 def _restarted(state: DecodeState) -> DecodeState:

@@ -24,6 +24,7 @@ from jaxspec.drafters.defaults import has_default
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.prompts import encode_predictions, encode_prompts
+from jaxspec.generation.sizes import BUSY
 from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
@@ -33,7 +34,6 @@ from jaxspec.tuning.sizes import row_costs
 from jaxspec.weights.model import Model
 
 _DEFAULT_MAX_LENGTH = 2048  # tokens of prompt and answer together
-_BUSY = 1.5  # times; where steps of one kind differ by more the machine does other work, too
 _log = logging.getLogger(__name__)
 
 
@@ -120,7 +120,7 @@ class Engine:
         """Keep what steps cost; says in the log what was damaged, or why it cannot be kept."""
         try:
             for rows, times in self._slots.times.items():
-                if (spread := max(each.spread for each in times)) > _BUSY:
+                if (spread := max(each.spread for each in times)) > BUSY:
                     _log.warning("costs of steps are not kept: of two alike one took %.1f times as long", spread)
                     return
                 if note := save_costs(self.model, rows, row_costs(self.drafter, rows, times), ROUNDS):

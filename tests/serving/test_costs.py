@@ -7,8 +7,8 @@ import pytest
 
 from jaxspec.drafters import costs, load_drafter
 from jaxspec.drafters.costs import find_costs
+from jaxspec.generation.sizes import SizeTimes
 from jaxspec.serving import engine
-from jaxspec.tuning.sizes import SizeTimes
 from tests.helpers.tiny import make_text_model
 
 

@@ -4,11 +4,11 @@ import numpy as np
 
 from jaxspec.decoding.acceptance import Match
 from jaxspec.drafters.defaults import with_default
+from jaxspec.generation.sizes import SizeTimes
 from jaxspec.methods import PPD, PromptLookup
 from jaxspec.serving import slots
 from jaxspec.serving.request import Request
 from jaxspec.serving.slots import Slots
-from jaxspec.tuning.sizes import SizeTimes
 from tests.helpers.methods import union
 from tests.helpers.serving import LIMITS
 
