@@ -24,19 +24,19 @@ from jaxspec.drafters.drafter import Drafter, autoregressive
 from jaxspec.errors import UserError, check_at_least
 from jaxspec.files import writable, write_json
 from jaxspec.generation.generate import Generation, stream
-from jaxspec.generation.prompts import encode_prompts
 from jaxspec.machine import device_name, make_room_for_programs
 from jaxspec.markdown import table
 from jaxspec.progress import Progress
 from jaxspec.versions import code_version
 from jaxspec.weights.load import DEFAULT_MODEL, load_model
+from jaxspec.weights.model import Model
 
 REFERENCE = "autoregressive"
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Compare drafters with autoregressive decoding, which takes part twice, step by step.
+    """Compare drafters, in turns of a few steps, with autoregressive decoding, which takes part twice.
 
     Attributes:
       data: a question file as for `jaxspec bench`; the first turns are asked.
@@ -61,6 +61,18 @@ class Options:
     temperature: float = 0.0
     seed: int = 0
     output: str = "runs/turns"
+
+
+def load_drafters(options: Options, model: Model) -> dict[str, Drafter]:
+    """The drafters by name, autoregressive decoding first. Raises UserError for one that decodes on another base."""
+    drafters = {REFERENCE: autoregressive(model), f"{REFERENCE} again": autoregressive(model)}
+    for name in options.run:
+        if name in drafters:
+            raise UserError(f"--run {name!r}: that drafter is there twice")
+        drafters[name] = load_drafter(name, model, temperature=options.temperature)
+        if drafters[name].model is not model:
+            raise UserError(f"--run {name!r}: it decodes on a base that it has tuned, which has other texts")
+    return drafters
 
 
 def in_turns(
@@ -95,6 +107,8 @@ def measure(drafters: dict[str, Drafter], prompts: Sequence[Sequence[int]], opti
                     answers[name].append(answer)
             make_room_for_programs()
             progress.update(number + 1)
+    if not answers[REFERENCE]:
+        raise UserError("no prompt has an answer of more than one token: there is no speed to measure")
     return answers
 
 
@@ -131,13 +145,11 @@ def main(args: list[str]) -> None:
     folder = writable(Path(options.output))
     enable_compilation_cache()
     model = load_model(options.model)
-    prompts = encode_prompts(model, [question.turns[0] for question in questions], options.tokens, True, None)
+    prompts = [model.encode(question.turns[0]) for question in questions]
     prompts = [prompt for prompt in prompts if len(prompt) <= options.longest]
     if not prompts:
         raise UserError(f"{options.data}: no prompt has at most {options.longest} tokens")
-    drafters = {REFERENCE: autoregressive(model), f"{REFERENCE} again": autoregressive(model)}
-    drafters |= {name: load_drafter(name, model, temperature=options.temperature) for name in options.run}
-    answers = measure(drafters, prompts, options)
+    answers = measure(load_drafters(options, model), prompts, options)
     lines = report(answers)
     results = {
         "device": device_name(),

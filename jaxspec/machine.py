@@ -57,7 +57,7 @@ def _processor() -> str:
     """The processor with its widest vectors, where the system tells: virtual machines of one name differ."""
     if not _CPUS.exists():
         return os.uname().machine
-    facts = dict(line.split(":", 1) for line in _CPUS.read_text().splitlines()[::-1] if ":" in line)
+    facts = dict(line.split(":", 1) for line in _CPUS.read_text().splitlines() if ":" in line)
     facts = {name.strip(): value.strip() for name, value in facts.items()}
     vectors = [name for flag, name in _VECTORS.items() if flag in facts.get("flags", "").split()]
     return " ".join([facts.get("model name", os.uname().machine), *vectors[:1]])

@@ -39,15 +39,17 @@ class Drafter:
       model: the base they decode on: the one that they were loaded for, or a method's tuned version of it.
       shape: fixed draft trees, of one source alone, or a budget of rows; by default a tree without candidates.
       note: how the shape was chosen, in words; empty where it was asked for.
-      samples: seconds of steps of each size, measured where `shape` only guesses what they cost: by the number of texts
-        decoded together and `kind_of` steps, then as `generation.sizes` has them.
+      samples: seconds of steps, measured where `shape` only guesses what they cost: by the number of texts decoded
+        together and `kind_of` steps, then by size and `Pace.idle`.
     """
 
     sources: tuple[Source, ...]
     model: Model
     shape: TreePlan | Budget = from_paths([])
     note: str = ""
-    samples: dict[tuple[int, int], dict] = dataclasses.field(default_factory=dict, init=False)
+    samples: dict[tuple[int, int], dict[tuple[int, int], list[float]]] = dataclasses.field(
+        default_factory=dict, init=False
+    )
 
     @property
     def name(self) -> str:

@@ -204,7 +204,8 @@ class Job:
         if not self._timer.is_sure:
             return
         costs = np.maximum.accumulate(self._timer.times.sizes)  # a larger size is never cheaper
-        costs = put_beside(self._model.params, jnp.array([costs, costs], jnp.float32))
+        both = jnp.array([costs, costs], jnp.float32)  # all steps of a job are greedy, or all are sampled
+        costs = put_beside(self._model.params, both)
         drafter = self.decoding.drafter
         self.decoding = self.decoding.replace(drafter=drafter.replace(shape=drafter.shape.replace(costs=costs)))
 

@@ -27,7 +27,7 @@ class SizeTimes:
 
     Attributes:
       sizes: [K], of a step of each size that drafts for the next one; of the smallest size one that does not.
-      drafting: what drafting takes.
+      drafting: what drafting takes; 0 where it was not measured apart.
       spread: how many times as long as the fastest step the next one of its kind took, at most.
     """
 
@@ -60,7 +60,7 @@ class SizeTimer:
 
     def measure(self, state: DecodeState) -> DecodeState:
         """Time a step of each kind, the rarest first, while there are rows that are not done. The state is donated."""
-        for (number, idle), samples in sorted(self._samples.items(), key=lambda kind: len(kind[1])):
+        for (number, idle), samples in sorted(self._samples.items(), key=lambda item: len(item[1])):
             state = self._begin(state, number, idle)
             if np.all(host(state.done)):
                 break

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import turns
-from experiments.turns import Options, in_turns, measure, report
+from experiments.turns import Options, in_turns, load_drafters, measure, report
 from jaxspec.drafters.drafter import autoregressive
 from jaxspec.errors import UserError
 from jaxspec.generation.generate import Generation, generate
@@ -52,6 +52,21 @@ def test_the_first_round_and_answers_without_steps_do_not_count(monkeypatch):
     monkeypatch.setattr(turns, "in_turns", lambda *args: next(said))
     answers = measure({turns.REFERENCE: None}, [[1], [2]], Options(""))
     assert [answer.steps for answer in answers[turns.REFERENCE]] == [3]
+    said = iter([{turns.REFERENCE: NOTHING}] * 2)
+    with pytest.raises(UserError, match="no prompt has an answer of more than one token"):
+        measure({turns.REFERENCE: None}, [[1]], Options(""))
+
+
+@pytest.mark.parametrize("run", [("suffix", "suffix"), ("autoregressive",)])
+def test_a_drafter_that_is_there_twice_is_refused(model, run):
+    with pytest.raises(UserError, match="is there twice"):
+        load_drafters(Options("", run=run), model)
+
+
+def test_a_drafter_on_a_base_of_its_own_is_refused(model, monkeypatch):
+    monkeypatch.setattr(turns, "load_drafter", lambda name, base, **use: autoregressive(make_text_model(num_layers=1)))
+    with pytest.raises(UserError, match="'space': it decodes on a base that it has tuned"):
+        load_drafters(Options("", run=("space",)), model)
 
 
 def test_speeds_are_those_of_all_tokens_and_of_each_question():

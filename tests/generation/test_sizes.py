@@ -101,7 +101,7 @@ def test_nothing_is_drafted_once_first_steps_were_dear(model, late):
     assert again.tokens == answer.tokens and again.candidates == 0
 
 
-def test_a_drafter_measures_once_and_nothing_recompiles(drafter, monkeypatch):
+def test_a_drafter_measures_once_and_nothing_recompiles(drafter, late, monkeypatch):
     generate(drafter, [[1, 2, 3]], 40)
     monkeypatch.setattr(sizes, "decode", lambda *args: pytest.fail("measured again"))
     [answer] = generate(drafter, [[1, 2, 3]], 40)
