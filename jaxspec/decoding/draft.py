@@ -19,6 +19,7 @@ from jaxspec.model.cache import Cache
 PyTree = Any
 _MEMORY = 0.9  # how much the pace of one step counts after another
 _MAX_BACKOFF, _LONGEST_UNIT = 16, 1024  # units of waiting between two trials, and steps of a unit, at most
+_PROFITABLE = 1.1  # tokens in the time of a step of the cheapest size, which makes one
 _CHEAP_TRIAL = 0.25  # of a step without a draft: what one that tries it may take in addition where a unit is one step
 
 PREDICTED = 1 << 30  # the bit, beside those of sources, of what a source has from the predicted text
@@ -161,6 +162,18 @@ class Pace:
     def _any_drafting(self) -> jax.Array:
         """Whether a row that is not done may have drafts."""
         return jnp.any(self.active & self.drafting)
+
+    def trial(self, costs: jax.Array) -> jax.Array:
+        """What a step that tries a draft takes in addition, [B or 1] float32, in steps of the cheapest size.
+
+        Nothing while drafts bring so much that those which do not pay hardly count.
+
+        Args:
+          costs: [B or 1, K] float32, of a step of each size.
+        """
+        times = in_cheapest_steps(costs)
+        tokens, time = (jnp.sum(jnp.where(self.active, x, 0.0)) for x in (self.tokens, self.time))
+        return jnp.where(tokens > _PROFITABLE * time, 0.0, times[:, 1] - times[:, 0])
 
     def rests(self, trial: jax.Array | float = 0.0) -> jax.Array:
         """Bool scalar, whether the next step has no draft.

@@ -87,8 +87,8 @@ class Decoding:
         """The candidates of every source, in rows that draft and are not done [B].
 
         Methods whose drafts take time, by weights or passes of their own, rest where no draft has paid of late. They
-        are tried again now and then, since only their offers show whether drafts pay. Probes offer nothing after a step
-        without them.
+        are tried again now and then, since only their offers show whether drafts pay; more rarely where trials are
+        dear, and drafts have brought little. Probes offer nothing after a step without them.
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
@@ -97,7 +97,7 @@ class Decoding:
         for context, facts in zip(contexts, self.drafter.facts(self.base), strict=True):
             rests = False
             if pace is not None and facts.takes_time:
-                rests = pace.blind if facts.adds_rows else pace.rests()
+                rests = pace.blind if facts.adds_rows else pace.rests(pace.trial(self.costs))
             resting.append(context.replace(active=wanted & ~jnp.asarray(rests)))
         offers = self.drafter.offer(resting, states)
         return [o.replace(known=o.known & c.active[:, None, None]) for o, c in zip(offers, resting, strict=True)]

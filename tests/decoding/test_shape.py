@@ -197,6 +197,14 @@ def test_drafting_that_does_not_pay_is_tried_less_and_less(trial, unit):
     assert not pace.after(jnp.array([1, 1]), jnp.float32(1.0), active, jnp.bool_(True)).rests(trial)
 
 
+@pytest.mark.parametrize(("tokens", "trial"), [(1.0, 0.5), (1.05, 0.5), (1.2, 0.0)])
+def test_trials_are_dear_unless_drafts_bring_more_than_a_tenth(tokens, trial):
+    """By the rows that are not done, in steps of the cheapest size."""
+    pace = Pace.begin(jnp.array([True, True, False]))
+    pace = pace.replace(tokens=tokens * pace.time * jnp.array([0.5, 1.5, 100.0]))
+    np.testing.assert_allclose(pace.trial(jnp.array([[20.0, 30.0, 60.0]])), [trial])
+
+
 def test_nothing_is_tried_where_no_row_may_draft():
     """And steps without drafts do not count for a row that may."""
     active = jnp.array([True, True, False])
