@@ -117,7 +117,7 @@ def report(answers: dict[str, list[Generation]]) -> list[str]:
     rows, plain = [], answers[REFERENCE]
     seconds = {name: np.array([a.decode_seconds for a in each]) for name, each in answers.items()}
     tokens = {name: np.array([a.new_tokens - 1 for a in each]) for name, each in answers.items()}
-    rates = {name: tokens[name] / seconds[name] for name in answers}
+    rates = {name: np.array([a.tokens_per_second for a in each]) for name, each in answers.items()}
     total = {name: tokens[name].sum() / seconds[name].sum() for name in answers}
     for name, each in answers.items():
         steps, speeds = sum(a.steps for a in each), rates[name] / rates[REFERENCE]

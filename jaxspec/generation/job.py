@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +107,6 @@ class RunningBatch:
     decode_seconds: float
     compile_seconds: float
 
-    def count(self, watch: Stopwatch) -> None:
-        """Add the time of steps to the clocks. Raises UserError where logits were not finite."""
-        check_finite(self.state)
-        self.compile_seconds += watch.compile_seconds
-        self.decode_seconds += watch.seconds
-
 
 class Job:
     """The parts that all batches of one call share.
@@ -183,9 +177,7 @@ class Job:
         for _ in range(_ROUNDS):
             if np.all(host(run.state.done)):
                 break
-            with in_mesh(self.mesh), Stopwatch() as watch:
-                run.state = self._timer.measure(run.state)
-            run.count(watch)
+            self._advance(run, self._timer.measure)
             yield
         self._price_as_measured()
 
@@ -211,6 +203,12 @@ class Job:
 
     def decode(self, run: RunningBatch, steps: int) -> None:
         """Decode `steps` further steps of a batch."""
+        self._advance(run, lambda state: decode(self.decoding, state, np.int32(steps)))
+
+    def _advance(self, run: RunningBatch, decode_some: Callable[[DecodeState], DecodeState]) -> None:
+        """Decode some steps, and add their time to the clocks. Raises UserError where logits were not finite."""
         with in_mesh(self.mesh), Stopwatch() as watch:
-            run.state = jax.block_until_ready(decode(self.decoding, run.state, np.int32(steps)))
-        run.count(watch)
+            run.state = jax.block_until_ready(decode_some(run.state))
+        check_finite(run.state)
+        run.compile_seconds += watch.compile_seconds
+        run.decode_seconds += watch.seconds
