@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxspec.decoding.arrays import overwrite
-from jaxspec.decoding.draft import Accepted, Draft, in_cheapest_steps
+from jaxspec.decoding.draft import Accepted, Draft
 from jaxspec.decoding.method import ReadChunk, Step, node_rows
+from jaxspec.decoding.pace import in_cheapest_steps
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import count
 from jaxspec.model.cache import Cache, commit_after, gather_rows

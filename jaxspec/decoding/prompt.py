@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxspec.decoding.draft import Pace, PyTree
+from jaxspec.decoding.draft import PyTree
 from jaxspec.decoding.method import ReadChunk
+from jaxspec.decoding.pace import Pace
 from jaxspec.decoding.penalties import Seen, tokens_of
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.draft import Draft, Drawn, Offer, Pace, in_cheapest_steps
+from jaxspec.decoding.draft import Draft, Drawn, Offer
 from jaxspec.decoding.growth import grow
+from jaxspec.decoding.pace import Pace, in_cheapest_steps
 from jaxspec.decoding.tree import Tree, owned_probes, select_trees
 
 # The time of a larger step beyond the smallest one's counts so many times. The largest of many estimates of a worth is

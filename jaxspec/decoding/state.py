@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.acceptance import Acceptance
-from jaxspec.decoding.draft import Draft, DraftContext, Offer, Pace, PyTree
+from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree
 from jaxspec.decoding.drafter import FEW_LAYERS, DeviceDrafter
+from jaxspec.decoding.pace import Pace
 from jaxspec.decoding.penalties import Seen
 from jaxspec.decoding.sampling import Sampler
 from jaxspec.decoding.scores import Scores

@@ -59,7 +59,10 @@ class SizeTimer:
             yield number, _DUE
 
     def measure(self, state: DecodeState) -> DecodeState:
-        """Time a step of each kind, the rarest first, while there are rows that are not done. The state is donated."""
+        """Time a step of each kind, the rarest first, while there are rows that are not done. The state is donated.
+
+        Drafts are due after it, whichever kind came last.
+        """
         for (number, idle), samples in sorted(self._samples.items(), key=lambda item: len(item[1])):
             state = self._begin(state, number, idle)
             if np.all(host(state.done)):
@@ -67,16 +70,16 @@ class SizeTimer:
             began = time.perf_counter()
             state = jax.block_until_ready(decode(self._decoding, state, np.int32(1)))
             samples.append(time.perf_counter() - began)
-        return state
+        return _with_idle(state, 0)
 
     def _begin(self, state: DecodeState, number: int, idle: int) -> DecodeState:
         """A state whose next step has a size, and after which drafts are due or rest."""
         if self._restarts:
             state = _restarted(state)
-        draft, pace = state.draft, state.pace
+        draft = state.draft
         fits = jnp.arange(draft.valid.shape[1]) < self._decoding.drafter.shape.sizes[number]
         draft = draft.replace(size=jnp.full_like(draft.size, number), valid=draft.valid & fits)
-        return jax.block_until_ready(state.replace(draft=draft, pace=pace.replace(idle=jnp.full_like(pace.idle, idle))))
+        return jax.block_until_ready(_with_idle(state.replace(draft=draft), idle))
 
     @property
     def times(self) -> SizeTimes:
@@ -96,6 +99,11 @@ class SizeTimer:
         """How far the two fastest steps of a kind are apart, or 1 of the only one."""
         fastest = [sorted(samples)[:2] for samples in self._samples.values()]
         return max(pair[-1] / pair[0] for pair in fastest)
+
+
+def _with_idle(state: DecodeState, idle: int) -> DecodeState:
+    """The state after so many steps in a row without a draft."""
+    return state.replace(pace=state.pace.replace(idle=jnp.full_like(state.pace.idle, idle)))
 
 
 def _restarted(state: DecodeState) -> DecodeState:

@@ -17,7 +17,8 @@ import numpy as np
 from jax import lax
 
 from jaxspec.config import SamplingConfig
-from jaxspec.decoding.draft import Draft, Offer, Pace, calibrated, in_cheapest_steps
+from jaxspec.decoding.draft import Draft, Offer, calibrated
+from jaxspec.decoding.pace import Pace, in_cheapest_steps
 from jaxspec.decoding.paths import follow
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.shape import Best, StaticTree

@@ -119,6 +119,18 @@ def test_times_add_up_over_short_answers(drafter, model, late):
     assert prices(drafter) == [1000] * 4
 
 
+def test_drafts_are_due_after_steps_were_timed(drafter):
+    """Where an answer ended within a round, the steps that rest are the last of the next rounds."""
+    job = Job(drafter, Settings(), 1)
+    [samples] = drafter.samples.values()
+    rests, *_ = samples.values()
+    rests.append(1.0)
+    run = job.begin([[1, 2, 3]], 40, 1, *job.sizes(3, 40))
+    for _ in job.price_sizes(run):
+        assert int(run.state.pace.idle[0]) < 100
+    assert len(rests) == 5
+
+
 def test_times_of_a_busy_machine_are_not_believed(drafter, late):
     typical = prices(drafter)
     late[:] = [1.0, 1.0, 1.0, 1.0] + [2.0] * 12 + [1.2]
