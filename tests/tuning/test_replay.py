@@ -42,7 +42,7 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
 @pytest.mark.slow
 @pytest.mark.parametrize("methods", [[Medusa(heads=3)], [Medusa(heads=3), PromptLookup(length=4)]], ids=["one", "two"])
 def test_drafters_rest_in_a_replay_as_in_decoding(tiny, methods):
-    """Where a draft pays now and then, heads are asked again after 1, 2, 4 ... steps."""
+    """Where a draft pays now and then, heads are asked again after 1, 2, 4 ... units of steps."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
     plain = generate(autoregressive(model), prompts, 40)
     texts = [(prompt, answer.tokens) for prompt, answer in zip(prompts, plain, strict=True)]
