@@ -2,6 +2,7 @@
 # make test   set everything up and run the tests (make unit: without the linters)
 # make docs   build the documentation in docs/_build/html; warnings are errors
 # make slow   the slower checks
+# make exhaustive   every two values of any two settings together, an hour on two cores
 # make clients   what people use with the server, each client in an environment of its own; NAMES="llm openai" for some
 # make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure again what docs/results.md shows
 # the newest that runs, for a name on the PATH may be a shim of one that is not installed
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test unit lint docs slow clients results questions setup clean
+.PHONY: demo test unit lint docs slow exhaustive clients results questions setup clean
 
 demo: setup
 	$(BIN)/python -m jaxspec decode --method eagle+suffix --compare-with ppd --stream \
@@ -38,8 +39,11 @@ SLOWLY := ALLOW_MULTIPLE_LIBTPU_LOAD=1 PYTHONPATH=$(VENV)/compilers JAX_PLATFORM
 slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/compilers "$(LIBTPU)" $(CUDA)
-	$(SLOWLY) -m "slow and not optimized"
+	$(SLOWLY) -m "slow and not optimized and not exhaustive"
 	$(SLOWLY) -m optimized
+
+exhaustive: setup
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n auto --dist worksteal -m exhaustive
 
 clients: setup
 	JAX_PLATFORMS=cpu $(BIN)/python -m tests.clients.run $(NAMES)

@@ -253,8 +253,11 @@ MEETING = {m: {name: values[:1] for name, values in o.items()} if m in APART els
 EVERY_PAIR = [variant for variant in variants(pairwise, MEETING) if variant not in EVERY_VALUE]
 # Of every method one variant is fast: not its defaults, sampled and batched. Of PPD its defaults are, too, greedily.
 FAST = [v for method in OPTIONS for v in [v for v in EVERY_VALUE if isinstance(v[0], method)][method is not PPD : 2]]
-REST = [variant for variant in EVERY_VALUE + EVERY_PAIR if variant not in FAST]
-REST = [(method, FILTERED if sampling is SAMPLING else sampling, count) for method, sampling, count in REST]
+SLOW = [variant for variant in EVERY_VALUE if variant not in FAST]
+SLOW, EXHAUSTIVE = (
+    [(method, FILTERED if sampling is SAMPLING else sampling, count) for method, sampling, count in variants]
+    for variants in (SLOW, EVERY_PAIR)
+)
 DEFAULTS = [method(**{name: values[0] for name, values in options.items()}) for method, options in OPTIONS.items()]
 
 
@@ -285,7 +288,7 @@ def taken(answers):
 
 def test_every_method_and_setting_is_covered():
     """Every method is drawn greedily and sampled, for prompts alone and batched; one of the four is fast."""
-    everything = [(method.name, sampling.temperature > 0, batch_size) for method, sampling, batch_size in FAST + REST]
+    everything = [(m.name, sampling.temperature > 0, count) for m, sampling, count in FAST + SLOW + EXHAUSTIVE]
     assert {*everything[: len(FAST)]} == {("ppd", False, 1), *((m.name, True, 4) for m in DEFAULTS)}
     assert {*everything} == set(itertools.product((m.name for m in DEFAULTS), (False, True), (1, 4)))
     assert {method.name for method in DEFAULTS} | {"autoregressive"} == set(METHODS)
@@ -300,9 +303,12 @@ def named(variants, *marks):
     ]
 
 
-@pytest.mark.parametrize("method, sampling, batch_size", named(FAST) + named(REST, pytest.mark.slow))
+@pytest.mark.parametrize(
+    "method, sampling, batch_size",
+    [*named(FAST), *named(SLOW, pytest.mark.slow), *named(EXHAUSTIVE, pytest.mark.slow, pytest.mark.exhaustive)],
+)
 def test_same_tokens_as_autoregressive(tiny, method, sampling, batch_size, monkeypatch):
-    """In the slow tests every value of every option and every two of two; each with four states of unequal probes.
+    """Every value of every option, and in the exhaustive tests every two of two; with four states of unequal probes.
 
     Kernels are in blocks for one row alone, so that the two sides multiply in different orders, or for all rows.
     """

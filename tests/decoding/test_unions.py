@@ -123,6 +123,13 @@ def every_pair(methods):
     return chosen
 
 
+FIRST = 7  # of these unions, so many have every method in one
+
+
+def test_the_first_unions_have_every_method():
+    assert set(itertools.chain(*every_pair(ALONE)[:FIRST])) == set(ALONE)
+
+
 def name_of(value):
     if isinstance(value, SamplingConfig):
         return "sampling" if value.temperature else "greedy"
@@ -243,14 +250,19 @@ def test_a_source_alone(tiny, method):
         ((Medusa(heads=3), TOKEN_RECYCLING), SAMPLING, 4),
         pytest.param((Hydra(heads=3), TOKEN_RECYCLING), SAMPLING, 4, marks=pytest.mark.slow),
         *(
-            pytest.param(methods, *setting, marks=pytest.mark.slow)
-            for methods, setting in zip(every_pair(ALONE), itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]), strict=False)
+            pytest.param(methods, *setting, marks=[pytest.mark.slow, *marks])
+            for methods, setting, marks in zip(
+                every_pair(ALONE),
+                itertools.cycle([(GREEDY, 4), (SAMPLING, 1)]),
+                itertools.chain([[]] * FIRST, itertools.repeat([pytest.mark.exhaustive])),
+                strict=False,
+            )
         ),
     ],
     ids=name_of,
 )
 def test_unions(tiny, methods, sampling, batch_size):
-    """In the slow tests every method meets every other that it can be joined with."""
+    """In the exhaustive tests every method meets every other that it can be joined with, in the slow ones some."""
     check(union(methods, tiny, 9), make_prompts(8), sampling, batch_size)
 
 
