@@ -277,9 +277,9 @@ def answers_of(
 ) -> Iterator[Generation]:
     """One drafter's answer per prompt; `show` sees it grow.
 
-    Where several are compared, each warms up first, which compiles, touches the memory and times sizes of steps: the
-    first timing is like the others. Its compile time counts for the first answer. For a fair comparison all stop
-    equally often.
+    Where several are compared, each warms up first, which compiles, touches the memory and, unless its answer is short
+    or the machine busy, settles what sizes cost: the first timing is like the others. Its compile time counts for the
+    first answer. For a fair comparison all stop equally often.
     """
     size, compile_seconds = options.batch_size, 0.0
     if options.compared:

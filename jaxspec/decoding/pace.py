@@ -63,7 +63,7 @@ class Pace:
           drafted: whether there was a draft that was worth its time.
           added: whether the step had the rows that a method adds.
         """
-        idle = jnp.where(drafted | ~self._any_drafting, 0, jnp.max(jnp.where(self.active, self.idle, 0)) + 1)
+        idle = jnp.where(drafted | ~self._any_drafting, 0, jnp.max(jnp.where(self.active, self.idle, -1)) + 1)
         tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + time
         blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
         return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind, self.drafting)

@@ -25,6 +25,7 @@ from jaxspec.weights.model import Model
 FILE = user_cache("costs.json")
 GREEDY, SAMPLED = range(2)
 _DAMAGED = (AttributeError, OverflowError, RecursionError, TypeError, ValueError)  # what damaged content may raise
+Samples = dict[tuple[int, bool], list[float]]  # seconds of steps by size, and by whether they draft for the next one
 _Table = dict[str, tuple[float, float, int]]  # greedy and sampled milliseconds, and of how many steps the fastest
 
 
@@ -92,7 +93,7 @@ def find_costs(model: Model, batch_size: int = 1) -> RowCosts:
         except _DAMAGED:
             problem = f"{FILE} is damaged"
     typical, device = (_CPU, "a CPU") if jax.default_backend() == "cpu" else (_ACCELERATOR, "an accelerator")
-    note = f"costs of rows are typical ones of {device} until first steps are timed (`jaxspec tune --quick` times them)"
+    note = f"costs of rows are typical ones of {device} to begin with (`jaxspec tune --quick` measures them)"
     return dataclasses.replace(typical, note=f"{problem}: {note}" if problem else note, typical=True)
 
 

@@ -16,6 +16,7 @@ from jaxspec.decoding.method import Finalized, Method
 from jaxspec.decoding.shape import Best, StaticTree
 from jaxspec.drafters.adapter import Adapter
 from jaxspec.drafters.budget import Budget, default_rows, parse_budget
+from jaxspec.drafters.costs import Samples
 from jaxspec.drafters.source import Source
 from jaxspec.errors import UserError
 from jaxspec.trees import TreePlan, from_paths, parse_tree
@@ -40,16 +41,14 @@ class Drafter:
       shape: fixed draft trees, of one source alone, or a budget of rows; by default a tree without candidates.
       note: how the shape was chosen, in words; empty where it was asked for.
       samples: seconds of steps, measured where `shape` only guesses what they cost: by the number of texts decoded
-        together and `kind_of` steps, then by size and `Pace.idle`.
+        together and `kind_of` steps, then by slots of the cache.
     """
 
     sources: tuple[Source, ...]
     model: Model
     shape: TreePlan | Budget = from_paths([])
     note: str = ""
-    samples: dict[tuple[int, int], dict[tuple[int, int], list[float]]] = dataclasses.field(
-        default_factory=dict, init=False
-    )
+    samples: dict[tuple[int, int], dict[int, Samples]] = dataclasses.field(default_factory=dict, init=False)
 
     @property
     def name(self) -> str:

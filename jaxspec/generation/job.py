@@ -16,7 +16,7 @@ from jaxspec.decoding.prompt import prefill
 from jaxspec.decoding.sampling import make_sampler
 from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.budget import Budget
-from jaxspec.drafters.costs import kind_of
+from jaxspec.drafters.costs import Samples, kind_of
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.errors import UserError
 from jaxspec.generation.prompts import pad_predictions, pad_tokens
@@ -98,6 +98,17 @@ class Settings:
     prediction: str | Sequence[str | Sequence[int] | None] | None = None
 
 
+def _are_sizes_to_be_timed(drafter: Drafter, settings: Settings, batch_size: int) -> bool:
+    """Whether what sizes cost is only guessed, and decides how fast decoding is, but no text.
+
+    Several processes must decode alike, and each would measure other times.
+    """
+    if not (isinstance(drafter.shape, Budget) and drafter.shape.guessed) or jax.process_count() > 1:
+        return False
+    of_one_program = batch_size * drafter.num_nodes <= drafter.on_device.free_rows
+    return not of_one_program and settings.acceptance.same_text(settings.sampling.temperature)
+
+
 @dataclasses.dataclass
 class RunningBatch:
     """One batch on its way: its state and its clocks."""
@@ -125,10 +136,10 @@ class Job:
         self._model, self._seed = drafter.model, settings.seed
         self.decoding = decoding_of(drafter, batch_size, settings.sampling, settings.acceptance, self._model.eos)
         self.mesh = mesh_of(self._model.params)
-        self._timer = None
-        if self._is_to_be_measured(drafter, settings, batch_size):
-            samples = drafter.samples.setdefault((batch_size, kind_of(settings.sampling.temperature)), {})
-            self._timer = SizeTimer(self.decoding, samples, restarts=False)
+        self._samples = None
+        if _are_sizes_to_be_timed(drafter, settings, batch_size):
+            kind = batch_size, kind_of(settings.sampling.temperature)
+            self._samples = drafter.samples.setdefault(kind, {})
             self._price_as_measured()
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
@@ -170,36 +181,32 @@ class Job:
         Yields:
           After every few steps.
         """
-        if self._timer is None or self._timer.is_sure:
+        if self._samples is None or self._price_as_measured():
             return
-        self.decode(run, 1)  # may compile
-        yield
+        timer = self._timer(self._samples.setdefault(run.state.cache.capacity, {}))
         for _ in range(_ROUNDS):
             if np.all(host(run.state.done)):
                 break
-            self._advance(run, self._timer.measure)
+            self._advance(run, timer.measure)
             yield
         self._price_as_measured()
 
-    def _is_to_be_measured(self, drafter: Drafter, settings: Settings, batch_size: int) -> bool:
-        """Whether what sizes cost is only guessed, and decides how fast decoding is, but no text.
+    def _timer(self, samples: Samples) -> SizeTimer:
+        return SizeTimer(self.decoding, samples, restarts=False)
 
-        Several processes must decode alike, and each would measure other times.
+    def _price_as_measured(self) -> bool:
+        """Price sizes by times that are sure, and say whether there are any.
+
+        Prices are an argument: nothing recompiles. What a size costs beside another hardly depends on the cache.
         """
-        if not (isinstance(drafter.shape, Budget) and drafter.shape.guessed) or jax.process_count() > 1:
-            return False
-        of_one_program = batch_size * drafter.num_nodes <= drafter.on_device.free_rows
-        return not of_one_program and settings.acceptance.same_text(settings.sampling.temperature)
-
-    def _price_as_measured(self) -> None:
-        """Price sizes by their times, once these are sure. Prices are an argument: nothing recompiles."""
-        if not self._timer.is_sure:
-            return
-        costs = np.maximum.accumulate(self._timer.times.sizes)  # a larger size is never cheaper
-        both = jnp.array([costs, costs], jnp.float32)  # all steps of a job are greedy, or all are sampled
-        costs = put_beside(self._model.params, both)
-        drafter = self.decoding.drafter
-        self.decoding = self.decoding.replace(drafter=drafter.replace(shape=drafter.shape.replace(costs=costs)))
+        sure = [timer for timer in map(self._timer, self._samples.values()) if timer.is_sure]
+        if sure:
+            costs = np.maximum.accumulate(sure[0].times.sizes)  # a larger size is never cheaper
+            both = jnp.array([costs, costs], jnp.float32)  # all steps of a job are greedy, or all are sampled
+            costs = put_beside(self._model.params, both)
+            drafter = self.decoding.drafter
+            self.decoding = self.decoding.replace(drafter=drafter.replace(shape=drafter.shape.replace(costs=costs)))
+        return bool(sure)
 
     def decode(self, run: RunningBatch, steps: int) -> None:
         """Decode `steps` further steps of a batch."""

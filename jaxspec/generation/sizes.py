@@ -12,13 +12,12 @@ import numpy as np
 
 from jaxspec.decoding.loop import decode
 from jaxspec.decoding.state import DecodeState, Decoding
+from jaxspec.drafters.costs import Samples
 from jaxspec.parallel.processes import host
 
-# `idle` of a pace before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
+# `Pace.idle` before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
 _DUE, _RESTS = -1, 10_006
 BUSY = 1.5  # spread of times that say little, measured while the machine was busy with something else
-
-Samples = dict[tuple[int, int], list[float]]  # seconds of steps by their sizes and `idle`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,28 +51,29 @@ class SizeTimer:
         for kind in self._kinds():
             self._samples.setdefault(kind, [])
 
-    def _kinds(self) -> Iterator[tuple[int, int]]:
-        """Sizes, and whether the drafts behind them are due: behind the smallest they rest."""
-        yield 0, _RESTS
+    def _kinds(self) -> Iterator[tuple[int, bool]]:
+        """Sizes, and whether steps draft for the next one: those of the smallest need not."""
+        yield 0, False
         for number in range(0 if self._restarts else 1, len(self._decoding.drafter.shape.sizes)):
-            yield number, _DUE
+            yield number, True
 
     def measure(self, state: DecodeState) -> DecodeState:
         """Time a step of each kind, the rarest first, while there are rows that are not done. The state is donated.
 
-        Drafts are due after it, whichever kind came last.
+        The pace after it is as before, and drafts are due, whichever kind came last.
         """
-        for (number, idle), samples in sorted(self._samples.items(), key=lambda item: len(item[1])):
-            state = self._begin(state, number, idle)
+        before = {name: jnp.copy(getattr(state.pace, name)) for name in ("tokens", "time")}
+        for (number, drafts), samples in sorted(self._samples.items(), key=lambda item: len(item[1])):
+            state = self._begin(state, number, _DUE if drafts else _RESTS)
             if np.all(host(state.done)):
                 break
             began = time.perf_counter()
             state = jax.block_until_ready(decode(self._decoding, state, np.int32(1)))
             samples.append(time.perf_counter() - began)
-        return _with_idle(state, 0)
+        return _with_idle(state.replace(pace=state.pace.replace(**before)), _DUE)
 
     def _begin(self, state: DecodeState, number: int, idle: int) -> DecodeState:
-        """A state whose next step has a size, and after which drafts are due or rest."""
+        """A state whose next step has a size, after so many steps in a row without a draft."""
         if self._restarts:
             state = _restarted(state)
         draft = state.draft
@@ -85,8 +85,8 @@ class SizeTimer:
     def times(self) -> SizeTimes:
         """Of all that was measured, the fastest of each."""
         least = {kind: 1e3 * min(samples) for kind, samples in self._samples.items()}
-        rests = least.pop((0, _RESTS))
-        drafting = max(least.pop((0, _DUE), rests) - rests, 0.0)
+        rests = least.pop((0, False))
+        drafting = max(least.pop((0, True), rests) - rests, 0.0)
         return SizeTimes(np.array([rests, *least.values()]), drafting, self._spread)
 
     @property

@@ -28,7 +28,7 @@ from tests.helpers.tiny import on_mesh
 
 def test_every_method_answers_every_question_that_fits(finished):
     folder, said = finished
-    typical = "costs of rows are typical ones of a CPU until first steps are timed (`jaxspec tune --quick` times them)"
+    typical = "costs of rows are typical ones of a CPU to begin with (`jaxspec tune --quick` measures them)"
     assert said == [f"medusa: {typical}", "left out, too long for the base: questions.jsonl 5"]
     results = load_results(folder)
     assert list(results.figures) == ["autoregressive", "ppd tree=chain:2", "medusa"]

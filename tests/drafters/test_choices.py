@@ -76,7 +76,7 @@ def test_what_was_tuned_wins_over_the_default(tiny, folder, choice, tree):
 
     default = load()
     assert default.source.method == PPD() and default.shape.sizes[0].rows == 1
-    assert "costs of rows are typical ones of a CPU until first steps are timed" in default.note
+    assert "costs of rows are typical ones of a CPU to begin with" in default.note
     save_choice(folder, "ppd", choice(chain(2)))
     assert (
         load().plan.states == chain(2).states

@@ -40,9 +40,7 @@ def save(model, costs, batch_size=1, rounds=9):
 
 
 def test_what_was_measured_is_found_again_for_the_same_base_machine_and_batch(tiny, monkeypatch):
-    assert (
-        "typical ones of a CPU until first steps are timed (`jaxspec tune --quick` times them)" in find_costs(tiny).note
-    )
+    assert "typical ones of a CPU to begin with (`jaxspec tune --quick` measures them)" in find_costs(tiny).note
     assert save(tiny, MEASURED) == ""
     assert find_costs(tiny) == find_costs(tiny, 4) == MEASURED  # with no other, those of one text
     save(tiny, RowCosts((4.0, 16.0), ((3.0, 6.0), (4.0, 8.0))), batch_size=4)

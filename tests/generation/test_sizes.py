@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -44,9 +45,10 @@ def late(monkeypatch):
     return seconds
 
 
+@pytest.mark.parametrize(("restarts", "texts"), [(True, 2), (False, 1)], ids=["restarts", "a row is spare"])
 @pytest.mark.parametrize("trial", [0.1, 0.8, 3.0])
-def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch, trial):
-    """What runs is told by the pace: its time grows by the cost of the size, and it counts steps without a draft."""
+def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch, trial, restarts, texts):
+    """In all steps, however dear a draft is; and drafts are due after them."""
     ran = []
 
     def counted(decoding, state, steps):
@@ -57,10 +59,12 @@ def test_every_size_is_forced_and_the_smallest_rests(drafter, monkeypatch, trial
 
     monkeypatch.setattr(sizes, "decode", counted)
     job = Job(drafter, Settings(SamplingConfig()), 2)
-    state = job.begin([[1, 2, 3]] * 2, 8, 2, *job.sizes(3, 8)).state
-    timer = SizeTimer(job.decoding)
-    timer.measure(timer.measure(state))
-    assert ran == 2 * [(0, True), (0, False), (1, False), (2, False), (3, False)]
+    state = job.begin([[1, 2, 3]] * texts, 60, 2, *job.sizes(3, 60)).state
+    timer = SizeTimer(job.decoding, restarts=restarts)
+    state = timer.measure(timer.measure(state))
+    kinds = [(0, True), *([(0, False)] if restarts else []), (1, False), (2, False), (3, False)]
+    assert ran == 2 * kinds
+    assert not decode(job.decoding, state, np.int32(1)).pace.rests(trial)
     assert timer.times.sizes.shape == (4,) and (timer.times.sizes > 0).all() and timer.times.drafting >= 0
 
 
@@ -111,10 +115,9 @@ def test_a_drafter_measures_once_and_nothing_recompiles(drafter, late, monkeypat
 def test_times_add_up_over_short_answers(drafter, model, late):
     typical, plain = prices(drafter), generate(autoregressive(model), [[1, 2, 3]], 5)[0]
     late[:] = [1.0]
-    for _ in range(2):
-        pieces = list(stream(drafter, [1, 2, 3], 5))
-        assert pieces[-1].tokens == plain.tokens and prices(drafter) == typical
-    for _ in range(8):
+    pieces = list(stream(drafter, [1, 2, 3], 5))
+    assert pieces[-1].tokens == plain.tokens and prices(drafter) == typical
+    for _ in range(3):
         generate(drafter, [[1, 2, 3]], 5)
     assert prices(drafter) == [1000] * 4
 
@@ -122,13 +125,44 @@ def test_times_add_up_over_short_answers(drafter, model, late):
 def test_drafts_are_due_after_steps_were_timed(drafter):
     """Where an answer ended within a round, the steps that rest are the last of the next rounds."""
     job = Job(drafter, Settings(), 1)
-    [samples] = drafter.samples.values()
-    rests, *_ = samples.values()
-    rests.append(1.0)
     run = job.begin([[1, 2, 3]], 40, 1, *job.sizes(3, 40))
+    [by_capacity], rests = drafter.samples.values(), [1.0]
+    by_capacity[run.state.cache.capacity] = {(0, False): rests}
     for _ in job.price_sizes(run):
-        assert int(run.state.pace.idle[0]) < 100
+        assert int(run.state.pace.idle[0]) < 0
     assert len(rests) == 5
+
+
+def test_forced_sizes_do_not_count_for_the_pace(drafter):
+    job = Job(drafter, Settings(), 1)
+    run = job.begin([[1, 2, 3]], 40, 1, *job.sizes(3, 40))
+    job.decode(run, 3)
+    before = jax.device_get(run.state.pace)
+    for _ in job.price_sizes(run):
+        assert run.state.pace.tokens == before.tokens and run.state.pace.time == before.time
+
+
+def test_an_answer_that_is_complete_takes_no_steps(drafter):
+    [answer] = stream(drafter, [1, 2, 3], 1)
+    assert answer.steps == 0 and len(answer.tokens) == 1
+
+
+def test_what_one_call_measures_prices_the_batches_of_another(drafter, late):
+    late[:] = [1.0]
+    early, other = (Job(drafter, Settings(), 1) for _ in range(2))
+    batches = [job.begin([[1, 2, 3]], 40, 1, *job.sizes(3, 40)) for job in (early, other)]
+    for job, run in zip((early, other), batches, strict=True):
+        steps = sum(1 for _ in job.price_sizes(run))
+        assert np.asarray(job.decoding.costs)[0].tolist() == [1000] * 4 and steps == (4 if job is early else 0)
+
+
+def test_times_with_another_cache_are_measured_apart(drafter, late):
+    """Where the answers before were too short."""
+    late[:] = [1.0]
+    list(stream(drafter, [1, 2, 3], 3))
+    late[:] = [5.0]
+    list(stream(drafter, [1, 2, 3], 200))
+    assert prices(drafter) == [5000] * 4
 
 
 def test_times_of_a_busy_machine_are_not_believed(drafter, late):
