@@ -72,13 +72,13 @@ def test_confidence_decides_how_far_it_drafts(endless):
 
 @pytest.mark.slow
 def test_where_no_draft_pays_it_hardly_drafts(endless):
-    """It is tried after 1, 2, 4, 8 and 16 steps without a draft; the first draft is made before any step."""
+    """The first draft is made before any step; steps as dear as these are not tried for a long time after it."""
     drafter = load_drafter("draft_model", endless, draft_model=endless, tree="best:1@1,4@1000")
     answers = generate(drafter, make_prompts(2), 25, batch_size=2)
     assert [a.tokens for a in answers] == [a.tokens for a in generate(autoregressive(endless), make_prompts(2), 25)]
     decoding, state = begin(drafter, make_prompts(2), 25)
     state = decode(decoding, state, 20)
-    assert all(6 <= passes <= 6 * 3 < 21 for passes in state.stats.draft_passes.tolist())
+    assert all(1 <= passes <= 3 for passes in state.stats.draft_passes.tolist())
     assert not state.stats.drafted.any()
 
 
