@@ -34,6 +34,20 @@ def test_noise_makes_no_size_cheaper_than_a_smaller_one(drafter):
     assert row_costs(drafter, 1, [times] * 2).costs == ((20.0, 20.0, 20.0, 20.0),) * 2
 
 
+def test_a_slow_moment_makes_no_greedy_step_dearer_than_a_sampled_one(drafter, monkeypatch):
+    """Its work is a part of the other's."""
+    clock, seconds = [0.0], [9.0] * 5 + [1.0]
+    monkeypatch.setattr(sizes.time, "perf_counter", lambda: clock[0])
+
+    def timed(decoding, state, steps):
+        clock[0] += seconds.pop(0) if len(seconds) > 1 else seconds[0]
+        return state
+
+    monkeypatch.setattr(sizes, "decode", timed)
+    costs = measure_rows(drafter, rounds=1).costs
+    assert costs[0] == costs[1]
+
+
 @pytest.mark.parametrize("length", [64, 1100])
 def test_rows_are_measured_with_the_cache_that_was_asked_for(drafter, monkeypatch, length):
     capacities = set()
