@@ -197,7 +197,7 @@ class Job:
     def _price_as_measured(self) -> bool:
         """Price sizes by times that are sure, and say whether there are any.
 
-        Prices are an argument: nothing recompiles. What a size costs beside another hardly depends on the cache.
+        Prices are an argument: nothing recompiles. They are those of one cache, and stay.
         """
         sure = [timer for timer in map(self._timer, self._samples.values()) if timer.is_sure]
         if sure:
@@ -206,6 +206,7 @@ class Job:
             costs = put_beside(self._model.params, both)
             drafter = self.decoding.drafter
             self.decoding = self.decoding.replace(drafter=drafter.replace(shape=drafter.shape.replace(costs=costs)))
+            self._samples = None  # nothing is left to time
         return bool(sure)
 
     def decode(self, run: RunningBatch, steps: int) -> None:

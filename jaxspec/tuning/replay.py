@@ -186,8 +186,8 @@ def _replay(
             for i, offer in enumerate(offers)
         ]
         here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
-        rest = state.pace.rests(state.pace.trial(costs)) if any(resting) else jnp.bool_(False)
-        drafts = [~(rests & rest) for rests in resting]
+        pause = state.pace.rests(state.pace.trial(costs)) if any(resting) else jnp.bool_(False)
+        drafts = [~(rests & pause) for rests in resting]
         if probing is not None:
             drafts[probing] = jnp.any(active & ~state.pace.blind)
         here = [offer.replace(known=offer.known & drafts[i]) for i, offer in enumerate(here)]
