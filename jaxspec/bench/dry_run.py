@@ -118,7 +118,7 @@ def dry_run_decoding(
         "weights_bytes": device_bytes(base.params),
         "cache_bytes": _cache_bytes(config.shapes, batch_size, state.cache.capacity, base.dtype, mesh),
         "drafter_bytes": device_bytes([source.trainable for source in decoding.drafter.sources]),
-        "drafter_state_bytes": device_bytes(state.method_states),
+        "drafter_state_bytes": device_bytes((state.method_states, state.unread)),
         "steps": {rows: measure_needs(lower_step(*both, mesh), base, chip) for rows, both in begun.items()},
     }
 

@@ -59,10 +59,25 @@ class DeviceDrafter:
                 rows = source.method.rows(context, draft, state)
         return dataclasses.replace(rows, taps=(*rows.taps, *self.taps(base)))
 
-    def observe(self, contexts: Sequence[DraftContext], chunk: ReadChunk, states: Sequence[PyTree]) -> list[PyTree]:
-        """The method state of every source after the base has read a chunk."""
-        each = zip(self.sources, contexts, states, strict=True)
-        return [source.method.observe(context, chunk, state) for source, context, state in each]
+    def reads_late(self, base: Base) -> list[bool]:
+        """Which sources may read tokens late (`Facts.reads_late`): none where drafts never rest, or rows are free."""
+        may_wait = self.shape.costs is not None and not self.free_rows
+        return [facts.reads_late and may_wait for facts in self.facts(base)]
+
+    def observe(
+        self,
+        contexts: Sequence[DraftContext],
+        chunk: ReadChunk,
+        states: Sequence[PyTree],
+        chosen: Sequence[bool] | None = None,
+    ) -> list[PyTree]:
+        """The method state of every source after the base has read a chunk, which only the chosen ones observe."""
+        chosen = [True] * len(self.sources) if chosen is None else chosen
+        each = zip(self.sources, contexts, states, chosen, strict=True)
+        return [
+            source.method.observe(context, chunk, state) if observes else state
+            for source, context, state, observes in each
+        ]
 
     def follows_prediction(self, base: Base) -> bool:
         """Whether any source drafts from a predicted text."""

@@ -19,6 +19,7 @@ from jaxspec.decoding.method import ReadChunk, Step, node_rows
 from jaxspec.decoding.pace import in_cheapest_steps
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import count
+from jaxspec.decoding.unread import observe
 from jaxspec.model.cache import Cache, commit_after, gather_rows
 from jaxspec.model.rows import run_rows
 
@@ -50,7 +51,6 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     chunk = ReadChunk(text, on_path(states[layers]), state.lengths, accepted.length + 1, taps, verified)
     trees = shape.follow(draft, accepted.node)
     contexts = decoding.draft_contexts(trees, state.seeds, accepted.bonus, lengths, cache)
-    memory = drafter.observe(contexts, chunk, state.method_states)
     stats = count(state.stats, draft, accepted, ~state.done)
     if state.scores is not None:
         wanted = decoding.scored & ~state.done
@@ -63,6 +63,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
         drafted = draft.pays(~was_done)
         time = in_cheapest_steps(costs)[:, size]
         pace = pace.after(accepted.length + 1, time, ~state.done, drafted, added)
+    memory, unread = observe(decoding, contexts, chunk, state, pace)
     offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)
     state = state.replace(
@@ -70,6 +71,7 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
         lengths=jnp.where(state.done, state.lengths, lengths),
         draft=new_draft,
         method_states=memory,
+        unread=unread,
         stats=stats.with_offers(offers, ~state.done),
         pace=pace,
     )

@@ -56,7 +56,7 @@ class ReadChunk:
         the token after their last chunk is not known yet.
       taps: {layer: their hidden states [B, T, D] before it}, of the layers that any method of the drafter asks for
         (`Facts.taps`).
-      step: what else a step computed; None of a prompt.
+      step: what else a step computed; None of a prompt, and of tokens that have waited (`Facts.reads_late`).
     """
 
     tokens: jax.Array
@@ -128,6 +128,9 @@ class Facts:
       taps: before which layers `Method.observe` needs hidden states; the number of layers stands for those after the
         last one.
       own_layers: how many layers `Method.offer` runs, one after the other. 0: none.
+      reads_late: whether `Method.observe` runs layers, and only for the sake of the next draft. While no draft is due,
+        tokens of several steps may wait and be read at once. `observe` must need neither `ReadChunk.step` nor what a
+        `DraftContext` says of the newest token, which may be one of a later step.
       adapter: where the adapter comes from: `trained`; `base`, trained together with a base of its own; `module`, part
         of the base's own files; the name of the command that builds it; empty for methods that take none.
       follows_prediction: whether it drafts from a text that the user expects (`Method.expect`).
@@ -145,6 +148,7 @@ class Facts:
     further_rows: int = 0
     taps: tuple[int, ...] = ()
     own_layers: int = 0
+    reads_late: bool = False
     adapter: str = ""
     follows_prediction: bool = False
     learned_tokens: int = 0

@@ -24,6 +24,7 @@ from jaxspec.decoding.penalties import Seen, tokens_of
 from jaxspec.decoding.scores import Scores
 from jaxspec.decoding.state import DecodeState, Decoding, divided_state
 from jaxspec.decoding.stats import Stats
+from jaxspec.decoding.unread import empty_unread
 from jaxspec.model.attention import causal_context, continued_context
 from jaxspec.model.base import Base
 from jaxspec.model.cache import Cache, commit, commit_after, empty_cache
@@ -171,6 +172,7 @@ def start(
         done=done,
         draft=shape.draft(trees, first, offers, pace, costs),
         method_states=states,
+        unread=empty_unread(decoding, last),
         seeds=seeds,
         stats=stats.with_offers(offers, ~done),
         pace=pace,

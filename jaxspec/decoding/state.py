@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxspec.decoding.acceptance import Acceptance
 from jaxspec.decoding.draft import Draft, DraftContext, Offer, PyTree
 from jaxspec.decoding.drafter import FEW_LAYERS, DeviceDrafter
+from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.pace import Pace
 from jaxspec.decoding.penalties import Seen
 from jaxspec.decoding.sampling import Sampler
@@ -74,6 +75,14 @@ class Decoding:
         greedy, sampled = self.drafter.shape.costs[:, None]
         return self.sampler.pick(sampled, greedy)
 
+    def wanted(self, done: jax.Array) -> jax.Array:
+        """[B] bool, rows that may have drafts and are not done [B]."""
+        return ~done if self.drafts is None else self.drafts & ~done
+
+    def rests(self, pace: Pace) -> jax.Array:
+        """Bool scalar, whether methods whose drafts take time have none for the next step."""
+        return pace.rests(pace.trial(self.costs))
+
     def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array, seen: Seen | None) -> jax.Array:
         """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""
         noise = self.sampler.noise(seeds, lengths[:, None], jnp.arange(self.base.vocab_size))[:, 0]
@@ -93,13 +102,12 @@ class Decoding:
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
-        wanted = ~done if self.drafts is None else self.drafts & ~done
         resting = []
         for context, facts in zip(contexts, self.drafter.facts(self.base), strict=True):
             rests = False
             if pace is not None and facts.takes_time:
-                rests = pace.blind if facts.adds_rows else pace.rests(pace.trial(self.costs))
-            resting.append(context.replace(active=wanted & ~jnp.asarray(rests)))
+                rests = pace.blind if facts.adds_rows else self.rests(pace)
+            resting.append(context.replace(active=self.wanted(done) & ~jnp.asarray(rests)))
         offers = self.drafter.offer(resting, states)
         return [o.replace(known=o.known & c.active[:, None, None]) for o, c in zip(offers, resting, strict=True)]
 
@@ -146,6 +154,7 @@ class DecodeState:
       done: [B] bool: the limit or an end-of-text token was reached.
       draft: what the next step verifies.
       method_states: what each source remembers.
+      unread: tokens that some sources have still to read; None where every source reads them at once.
       seeds: [B] uint32, of sampling.
       stats: counters.
       pace: how fast rows have been of late; None where steps have but one size.
@@ -163,6 +172,7 @@ class DecodeState:
     done: jax.Array
     draft: Draft
     method_states: list[PyTree]
+    unread: ReadChunk | None
     seeds: jax.Array
     stats: Stats
     pace: Pace | None

@@ -113,6 +113,7 @@ class DFlash(BlockHeads):
             distances=self.distances,
             taps=self.taps(config.num_layers),
             own_layers=self.layers,
+            reads_late=True,
             adapter="trained",
             learned_tokens=self.vocabulary,
         )

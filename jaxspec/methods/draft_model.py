@@ -80,8 +80,13 @@ class DraftModel(Method):
     def facts(self, config: ModelConfig) -> Facts:
         """It drafts as far as it is asked to; other bases come without a tree."""
         layers = len(self.layers) if self.shapes is None else self.shapes.num_layers
-        candidates = min(self.length, 4)
-        return Facts(self.length, default_candidates=candidates, own_layers=self.length * layers, adapter="trained")
+        return Facts(
+            distances=self.length,
+            default_candidates=min(self.length, 4),
+            own_layers=self.length * layers,
+            reads_late=True,
+            adapter="trained",
+        )
 
     # What the draft model is
 

@@ -100,6 +100,7 @@ class Eagle(RecurrentLayer):
             learned_distances=min(self.depth, self.unroll),
             taps=self.taps(config.num_layers),
             own_layers=self.depth,
+            reads_late=True,
             adapter="trained",
             learned_tokens=self.vocabulary,
         )

@@ -74,7 +74,7 @@ class HeadMethod(Method, abc.ABC):
 
     def facts(self, config: ModelConfig) -> Facts:
         """A head per distance."""
-        return Facts(self.heads, adapter="trained")
+        return Facts(self.heads, reads_late=self.own_layers > 0, adapter="trained")
 
     # What a paper says
 

@@ -47,6 +47,7 @@ class Mtp(RecurrentLayer):
             learned_distances=1,
             taps=self.taps(config.num_layers),
             own_layers=self.depth,
+            reads_late=True,
             adapter="module",
         )
 

@@ -15,7 +15,7 @@ from jaxspec.decoding.loop import decode
 from jaxspec.decoding.shape import Best
 from jaxspec.decoding.source import Calibrations, DeviceSource
 from jaxspec.drafters import METHODS
-from jaxspec.methods import Suffix
+from jaxspec.methods import Eagle, Suffix
 from jaxspec.parallel.chips import absent_mesh
 from jaxspec.training.run_config import load_config
 from jaxspec.trees import chain
@@ -27,9 +27,11 @@ CAPACITY = 2048
 pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 
-def test_a_step_copies_no_cache_here(tiny):
+@pytest.mark.parametrize("method", [Suffix(), Eagle(depth=5)], ids=["no_layers", "late"])
+def test_a_step_copies_no_cache_here(tiny, method):
     """Nor does what writes into them look at all of what is there."""
-    timer = StepTimer(union([Suffix()], tiny, 8).with_tree("best:1@1,4@2,8@3"), 1, 128)
+    timer = StepTimer(union([method], tiny, 8).with_tree("best:1@1,4@2,8@3"), 1, 128)
+    assert (timer.state.unread is not None) == (method.name == "eagle")
     hlo = decode.lower(timer.decoding, timer.state, np.int32(4)).compile().as_text()
     cache = f"f32\\[1,{tiny.config.num_kv_heads},128,{tiny.config.head_dim}\\]"
     assert re.search(f"= {cache}[^ ]* dynamic-update-slice", hlo)
