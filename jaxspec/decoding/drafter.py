@@ -73,10 +73,10 @@ class DeviceDrafter:
     ) -> list[PyTree]:
         """The method state of every source after the base has read a chunk, which only the chosen ones observe."""
         chosen = [True] * len(self.sources) if chosen is None else chosen
-        each = zip(self.sources, contexts, states, chosen, strict=True)
+        sources = zip(self.sources, contexts, states, chosen, strict=True)
         return [
             source.method.observe(context, chunk, state) if observes else state
-            for source, context, state, observes in each
+            for source, context, state, observes in sources
         ]
 
     def follows_prediction(self, base: Base) -> bool:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxspec.decoding.arrays import best_of
+from jaxspec.decoding.arrays import best_of, write
 
 
 @flax.struct.dataclass
@@ -41,12 +41,9 @@ class Scores:
           wanted: [B] bool.
         """
 
-        def write(buffer: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
-            return lax.dynamic_update_slice(buffer, new, (at, *(0,) * (buffer.ndim - 1)))
-
         def append() -> Scores:
             new = score(jnp.take_along_axis(logits, path[..., None], axis=1), tokens, self.best.shape[-1])
-            return jax.tree.map(lambda old, new: jax.vmap(write)(old, new, at), self, new)
+            return write(self, new, at)
 
         return lax.cond(jnp.any(wanted), append, lambda: self)
 

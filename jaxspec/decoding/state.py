@@ -102,12 +102,12 @@ class Decoding:
         """
         if self.drafts is None and pace is None:
             return self.drafter.offer(contexts, states)
-        resting = []
+        wanted, resting = self.wanted(done), []
         for context, facts in zip(contexts, self.drafter.facts(self.base), strict=True):
             rests = False
             if pace is not None and facts.takes_time:
                 rests = pace.blind if facts.adds_rows else self.rests(pace)
-            resting.append(context.replace(active=self.wanted(done) & ~jnp.asarray(rests)))
+            resting.append(context.replace(active=wanted & ~jnp.asarray(rests)))
         offers = self.drafter.offer(resting, states)
         return [o.replace(known=o.known & c.active[:, None, None]) for o, c in zip(offers, resting, strict=True)]
 

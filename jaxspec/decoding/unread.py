@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxspec.decoding.arrays import write
 from jaxspec.decoding.draft import DraftContext, PyTree
 from jaxspec.decoding.method import ReadChunk
 from jaxspec.decoding.pace import Pace
@@ -77,31 +78,20 @@ def observe(
 
 def _joined(unread: ReadChunk, chunk: ReadChunk) -> ReadChunk:
     """Unread tokens with those of a chunk behind them."""
-    write = jax.vmap(lambda buffer, new, at: lax.dynamic_update_slice_in_dim(buffer, new, at, axis=0))
-
-    def joined(buffer: jax.Array, new: jax.Array) -> jax.Array:
-        return write(buffer, new, unread.length)
-
-    return ReadChunk(
-        joined(unread.tokens, chunk.tokens),
-        joined(unread.hidden, chunk.hidden),
-        jnp.where(unread.length > 0, unread.first, chunk.first),
-        unread.length + chunk.length,
-        jax.tree.map(joined, unread.taps, chunk.taps),
-    )
+    first = jnp.where(unread.length > 0, unread.first, chunk.first)
+    tokens, hidden, taps = write(_arrays(unread), _arrays(chunk), unread.length)
+    return ReadChunk(tokens, hidden, first, unread.length + chunk.length, taps)
 
 
 def _divided(unread: ReadChunk) -> tuple[ReadChunk, ReadChunk]:
     """The unread tokens that are read at once, and those behind them."""
     count = jnp.minimum(unread.length, _AT_ONCE)
+    _, hidden, taps = jax.tree.map(lambda x: x[:, :_AT_ONCE], _arrays(unread))
+    now = ReadChunk(unread.tokens[:, : _AT_ONCE + 1], hidden, unread.first, count, taps)
+    tokens, hidden, taps = jax.tree.map(lambda x: jnp.roll(x, -_AT_ONCE, axis=1), _arrays(unread))
+    return now, ReadChunk(tokens, hidden, unread.first + count, unread.length - count, taps)
 
-    def head(x: jax.Array) -> jax.Array:
-        return x[:, :_AT_ONCE]
 
-    def tail(x: jax.Array) -> jax.Array:
-        return jnp.roll(x, -_AT_ONCE, axis=1)
-
-    hidden, taps = unread.hidden, unread.taps
-    now = ReadChunk(unread.tokens[:, : _AT_ONCE + 1], head(hidden), unread.first, count, jax.tree.map(head, taps))
-    first, length = unread.first + count, unread.length - count
-    return now, ReadChunk(tail(unread.tokens), tail(hidden), first, length, jax.tree.map(tail, taps))
+def _arrays(chunk: ReadChunk) -> tuple[jax.Array, jax.Array, dict[int, jax.Array]]:
+    """What a chunk holds of every token."""
+    return chunk.tokens, chunk.hidden, chunk.taps
