@@ -64,8 +64,8 @@ class Draft:
       log_p: [B, N] float32, chance that the whole path to a node is right; None in a fixed tree, which does not ask.
       drawn: None unless candidates were drawn independently of the text's noise.
       size: [B] int32, which of the shape's sizes holds all valid nodes; None where the shape has one size.
-      forced: [B] bool, whether it has a size, for the sake of its probes, that its candidates are not worth; None
-        likewise.
+      pays: [B] bool, whether drafting pays: candidates are worth the time of the step, and of the rows that a method
+        adds where one does; None likewise.
     """
 
     tree: Tree
@@ -75,20 +75,14 @@ class Draft:
     log_p: jax.Array | None = None
     drawn: Drawn | None = None
     size: jax.Array | None = None
-    forced: jax.Array | None = None
-
-    def pays(self, rows: jax.Array) -> jax.Array:
-        """Bool scalar, whether any of some rows [B] bool has candidates, and they are worth the time of the step."""
-        if self.forced is not None:
-            rows &= ~self.forced
-        return jnp.any(self.valid[:, 1:] & rows[:, None])
+    pays: jax.Array | None = None
 
     def resting(self) -> Draft:
         """The root alone, in a step of the smallest size; the draft itself where there is one size."""
         if self.size is None:
             return self
         root = self.valid & (jnp.arange(self.valid.shape[1]) == 0)
-        return self.replace(valid=root, size=jnp.zeros_like(self.size), forced=jnp.zeros_like(self.forced))
+        return self.replace(valid=root, size=jnp.zeros_like(self.size), pays=jnp.zeros_like(self.pays))
 
     def first(self, count: int) -> Draft:
         """The first nodes, with all probes; of candidates that were drawn, all of them."""

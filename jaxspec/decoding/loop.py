@@ -32,10 +32,10 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     if size is None or draft.tokens.size <= drafter.free_rows:  # what is beyond a size is not valid
         (states, logits, accepted, kv), added = verify(decoding, draft.tree.num_nodes, True, state), True
     else:
-        with_added = [number > 0 or not shape.alone for number in range(len(shape.sizes))]
+        with_added = [number >= shape.alone for number in range(len(shape.sizes))]
         sizes = [functools.partial(verify, decoding, *each) for each in zip(shape.sizes, with_added, strict=True)]
         states, logits, accepted, kv = lax.switch(size, sizes, state)
-        added = (size > 0) | (not shape.alone)
+        added = size >= shape.alone
 
     cache = commit_after(state.cache, kv, state.lengths, accepted.bonus)
     lengths = state.lengths + accepted.length + 1
@@ -60,9 +60,8 @@ def step(decoding: Decoding, state: DecodeState) -> DecodeState:
     was_done, state = state.done, _emit(state, draft, accepted, text[:, 1:], decoding.ends(text[:, 1:]))
     pace, costs = state.pace, decoding.costs
     if pace is not None:
-        drafted = draft.pays(~was_done)
-        time = in_cheapest_steps(costs)[:, size]
-        pace = pace.after(accepted.length + 1, time, ~state.done, drafted, added)
+        paid, time = jnp.any(draft.pays & ~was_done), in_cheapest_steps(costs)[:, size]
+        pace = pace.after(accepted.length + 1, time, ~state.done, paid, added)
     memory, unread = observe(decoding, contexts, chunk, state, pace)
     offers = decoding.offers(contexts, memory, state.done, pace)
     new_draft = shape.draft(trees, accepted.bonus, offers, pace, costs)

@@ -25,7 +25,7 @@ class Pace:
       tokens: [B] float32, emitted.
       time: [B] float32, taken, in steps of the cheapest size: a server's rows come from smaller batches.
       active: [B] bool, rows that are not done.
-      idle: [B] int32, steps in a row without a draft that was worth its time; of a new row 0, else the same in all
+      idle: [B] int32, steps in a row without a draft that paid (`Draft.pays`); of a new row 0, else the same in all
         rows.
       blind: [B] bool, whether the last step left out the rows that a method adds; of a new row True, else the same in
         all rows.
@@ -51,7 +51,7 @@ class Pace:
         emitted: jax.Array,
         time: jax.Array,
         active: jax.Array,
-        drafted: jax.Array | bool = True,
+        paid: jax.Array | bool = True,
         added: jax.Array | bool = True,
     ) -> Pace:
         """The pace after a step.
@@ -60,10 +60,10 @@ class Pace:
           emitted: [B] int32, tokens.
           time: [B or 1] float32, of the step, in steps of the cheapest size.
           active: [B] bool, rows that go on.
-          drafted: whether there was a draft that was worth its time.
+          paid: whether there was a draft that said that drafting pays.
           added: whether the step had the rows that a method adds.
         """
-        idle = jnp.where(drafted | ~self._any_drafting, 0, jnp.max(jnp.where(self.active, self.idle, -1)) + 1)
+        idle = jnp.where(paid | ~self._any_drafting, 0, jnp.max(jnp.where(self.active, self.idle, -1)) + 1)
         tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + time
         blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
         return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind, self.drafting)
@@ -73,17 +73,18 @@ class Pace:
         """Whether a row that is not done may have drafts."""
         return jnp.any(self.active & self.drafting)
 
-    def trial(self, costs: jax.Array) -> jax.Array:
+    def trial(self, costs: jax.Array, number: int = 1) -> jax.Array:
         """What a step that tries a draft takes in addition, [B or 1] float32, in steps of the cheapest size.
 
         Nothing while drafts bring so much that those which do not pay hardly count.
 
         Args:
           costs: [B or 1, K] float32, of a step of each size.
+          number: of the size of such a step.
         """
         times = in_cheapest_steps(costs)
         tokens, time = (jnp.sum(jnp.where(self.active, x, 0.0)) for x in (self.tokens, self.time))
-        return jnp.where(tokens > _PROFITABLE * time, 0.0, times[:, 1] - times[:, 0])
+        return jnp.where(tokens > _PROFITABLE * time, 0.0, times[:, number] - times[:, 0])
 
     def rests(self, trial: jax.Array | float = 0.0) -> jax.Array:
         """Bool scalar, whether the next step has no draft.

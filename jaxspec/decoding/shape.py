@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxspec.decoding.draft import Draft, Drawn, Offer
-from jaxspec.decoding.growth import grow
+from jaxspec.decoding.growth import Nodes, grow
 from jaxspec.decoding.pace import Pace, in_cheapest_steps
 from jaxspec.decoding.tree import Tree, owned_probes, select_trees
 
@@ -35,7 +36,7 @@ class StaticTree:
 
     stack: Tree
 
-    costs, alone = None, False  # it has one size, with all rows
+    costs, alone = None, 0  # it has one size, with all rows
 
     @property
     def depth(self) -> int:
@@ -124,10 +125,10 @@ class Best:
     parent of its nodes. Probes go where the accepted path will most probably end.
 
     Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
-    would bring at the pace of late. The smallest size may be the root alone, without probes or a window. The step after
-    it then has none of the candidates that these would have given, and must run them for the one behind it. Once is
-    hardly worth that, so steps are the root alone only while no draft has paid: for several steps, or one where these
-    rows are dear.
+    would bring at the pace of late. The first sizes may be nodes alone, without the rows that a method adds: probes, or
+    a window. The step after them then has none of the candidates that these would have given, and must run them for the
+    one behind it. Once is hardly worth that, so steps are nodes alone only while that method's candidates have not
+    paid: for several steps, or one where its rows are dear. Then the other sources draft.
 
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.
@@ -135,8 +136,10 @@ class Best:
       owners: nodes that carry probes (static).
       distances: M, probes that each of them carries (static).
       depth: P, candidates on the longest path (static).
-      sizes: nodes of each size, the root included, the smallest first; empty where there is but one (static).
-      alone: whether a step of the smallest size leaves out the rows that a method adds (static).
+      sizes: nodes of each size, the root included, the first the root alone or the smallest; empty where there is but
+        one (static).
+      alone: how many of them, the first, leave out the rows that a method adds (static).
+      adding: the bit of the source that adds rows, as in `Draft.sources`; 0 where none does (static).
       costs: [2, K] float32, milliseconds of a step of each size, in greedy decoding and in sampling.
     """
 
@@ -146,13 +149,24 @@ class Best:
     distances: int = flax.struct.field(pytree_node=False)
     depth: int = flax.struct.field(pytree_node=False)
     sizes: tuple[int, ...] = flax.struct.field(pytree_node=False, default=())
-    alone: bool = flax.struct.field(pytree_node=False, default=False)
+    alone: int = flax.struct.field(pytree_node=False, default=0)
+    adding: int = flax.struct.field(pytree_node=False, default=0)
     costs: jax.Array | None = None
 
     @property
     def width(self) -> int:
         """Candidates that are wanted at each distance: hardly any draft has more siblings."""
         return min(self.nodes - 1, 10)
+
+    @property
+    def trial_size(self) -> int:
+        """The number of the smallest size that tries a draft."""
+        return max(self.alone, 1)
+
+    def rising(self, costs: np.ndarray) -> np.ndarray:
+        """Costs [..., K] of its sizes without the noise that makes some cheaper than smaller ones of their kind."""
+        parts = np.split(costs, [self.alone], axis=-1)
+        return np.maximum(np.concatenate([np.maximum.accumulate(x, axis=-1) for x in parts], axis=-1), costs[..., :1])
 
     def begin(self, batch: int) -> list[Tree]:
         """The tree that each source expands."""
@@ -180,28 +194,42 @@ class Best:
           costs: [B or 1, K] float32, of a step of each size, likewise.
         """
         nodes = grow(offers, root, self.nodes, self.depth)
-        valid, size, forced = nodes.log_p > -jnp.inf, None, None
+        valid, size, pays = nodes.log_p > -jnp.inf, None, None
         if self.sizes:
-            size, forced = self._size(nodes.log_p, pace, costs)
+            size, pays = self._size(nodes, pace, costs)
             valid &= jnp.arange(self.nodes) < jnp.asarray(self.sizes)[size][:, None]
         tree = self._with_probes(nodes.parent, nodes.depth, valid, nodes.log_p)
-        return Draft(tree, nodes.tokens, valid, nodes.sources, nodes.log_p, None, size, forced)
+        return Draft(tree, nodes.tokens, valid, nodes.sources, nodes.log_p, None, size, pays)
 
-    def _size(self, log_p: jax.Array, pace: Pace, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The size of the next step [B], one for all rows that are there, from the chances of nodes [B, N].
+    def _size(self, nodes: Nodes, pace: Pace, costs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The size of the next step [B], one for all rows that are there, and whether drafting pays [B].
 
-        Also whether it is larger than its candidates are worth [B]. A row that a server inserts brings its own size;
-        the step has the largest.
+        Added rows pay if steps that have them, and draft what they gave, are worth more than steps of nodes alone with
+        what the other sources offer, of the nodes at hand. A row that a server inserts brings its own size; the step
+        has the last of them.
         """
-        tokens = jnp.cumsum(jnp.exp(log_p), axis=1)[:, jnp.asarray(self.sizes) - 1]  # [B, K]; the root's 1: the bonus
+        sizes, p = jnp.asarray(self.sizes), jnp.exp(nodes.log_p)
         times = in_cheapest_steps(costs)
         smallest = times[:, :1]
         price = jnp.maximum(pace.tokens / pace.time, 1)  # any step makes a token
-        worth = tokens - price[:, None] * (smallest + _CAUTION * (times - smallest))
-        total = jnp.sum(jnp.where(pace.active[:, None], worth, 0.0), axis=0)
-        worthwhile = jnp.argmax(total)
-        size = jnp.maximum(worthwhile, ~pace.rests(times[:, 1] - smallest[:, 0])) if self.alone else worthwhile
-        return jnp.full(len(log_p), size, jnp.int32), jnp.full(len(log_p), size > worthwhile)
+        spent = price[:, None] * (smallest + _CAUTION * (times - smallest))
+
+        def worth(tokens: jax.Array) -> jax.Array:
+            """Of all rows together, of so many tokens [B, K'] in steps of the first K' sizes."""
+            return jnp.sum(jnp.where(pace.active[:, None], tokens - spent[:, : tokens.shape[1]], 0.0), axis=0)
+
+        total = worth(jnp.cumsum(p, axis=1)[:, sizes - 1])  # the root's 1: the bonus
+        size = jnp.argmax(total)
+        pays = size > 0
+        if self.alone:
+            others = (nodes.sources & ~self.adding > 0) | (nodes.depth == 0)
+            fits = others[:, None] & (jnp.cumsum(others, axis=1)[:, None] <= sizes[: self.alone, None])  # [B, K', N]
+            without = jnp.max(worth(jnp.sum(jnp.where(fits, p[:, None], 0.0), axis=-1)))
+            with_added = self.alone + jnp.argmax(total[self.alone :])
+            pays = total[with_added] > without
+            rests = pace.rests(times[:, self.trial_size] - smallest[:, 0])
+            size = jnp.where(rests & ~pays, size, with_added)
+        return jnp.full(len(p), size, jnp.int32), jnp.full(len(p), pays)
 
     def _with_probes(self, parent: jax.Array, depth: jax.Array, valid: jax.Array, log_p: jax.Array) -> Tree:
         """The topology, with probes on the nodes where the accepted path is most likely to end. Arrays [B, N]."""

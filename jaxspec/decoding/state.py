@@ -81,7 +81,7 @@ class Decoding:
 
     def rests(self, pace: Pace) -> jax.Array:
         """Bool scalar, whether methods whose drafts take time have none for the next step."""
-        return pace.rests(pace.trial(self.costs))
+        return pace.rests(pace.trial(self.costs, self.drafter.shape.trial_size))
 
     def first_token(self, logits: jax.Array, seeds: jax.Array, lengths: jax.Array, seen: Seen | None) -> jax.Array:
         """The token [B] after prompts of some lengths [B], from the base's logits there [B, V]."""

@@ -18,7 +18,7 @@ _MOST_ROWS = 4096
 _FEW_NODES = 4
 _ROWS_FOR_MANY_PROBES = 12  # in smaller steps, by replays, nodes bring more than further probes
 _COST = r"(\d{1,12}(?:\.\d{1,24})?)"
-_SIZE = re.compile(rf"(\d{{1,6}})(?:@{_COST}(?:/{_COST})?)?", re.ASCII)
+_SIZE = re.compile(rf"(\d{{1,6}})(n?)(?:@{_COST}(?:/{_COST})?)?", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,17 +29,25 @@ class Size:
       rows: of the step, the root and what a method adds included; of the root alone 1.
       greedy: milliseconds of a greedy step, or another unit that all sizes share.
       sampled: likewise, of a sampled one.
+      nodes_alone: whether the step has none of the rows that a method adds, as the root alone never has.
     """
 
     rows: int
     greedy: float
     sampled: float
+    nodes_alone: bool = False
+
+    @property
+    def has_added(self) -> bool:
+        """Whether the step has the rows that a method adds, if one does."""
+        return self.rows > 1 and not self.nodes_alone
 
     @property
     def spec(self) -> str:
         """As a user writes it."""
         greedy, sampled = map(_digits, (self.greedy, self.sampled))
-        return f"{self.rows}@{greedy}" if greedy == sampled else f"{self.rows}@{greedy}/{sampled}"
+        rows = f"{self.rows}n" if self.nodes_alone else f"{self.rows}"
+        return f"{rows}@{greedy}" if greedy == sampled else f"{rows}@{greedy}/{sampled}"
 
 
 def _digits(cost: float) -> str:
@@ -51,11 +59,14 @@ def _digits(cost: float) -> str:
 class Budget:
     """The best nodes of all offers, chosen in every step: `best:ROWS`, or `best:ROWS@MS,ROWS@MS` of several sizes.
 
+    A size written `4n@MS` has four nodes alone, without probes or other rows that a method adds.
+
     The host-side part, as a user writes it; `Best` is its arrays in the jitted loop.
 
     Attributes:
       rows: of the largest step, the root and probes included.
-      sizes: every size a step may have, the smallest first; empty where there is only one.
+      sizes: every size a step may have, those of nodes alone first, each the smallest first; empty where there is only
+        one.
       guessed: whether the costs of the sizes are typical ones or estimates, to be replaced by measured ones.
     """
 
@@ -84,24 +95,37 @@ class Budget:
             least = smallest_draft(sources)
             added = "the root, a candidate and its probes" if probing else "the root, a candidate and the method's own"
             raise UserError(f"tree {self.spec}: a draft needs {least} rows, {added}")
-        if any(1 < size.rows <= self.rows - nodes for size in self.sizes):
+        if any(size.has_added and size.rows <= self.rows - nodes for size in self.sizes):
             least = 1 + self.rows - nodes
             added = "all probes" if probing else "the method's own"
             raise UserError(
-                f"tree {self.spec}: a size needs {least} rows, the root and {added}, or is the root alone, 1"
+                f"tree {self.spec}: a size needs {least} rows, the root and {added}, or is the root alone, 1, or nodes "
+                "alone, like 4n"
             )
         return nodes, owners, distances
 
+    def added(self, sources: Sequence[Source]) -> int:
+        """Rows of a step that are no nodes."""
+        return self.rows - self.divided(sources)[0]
+
+    def nodes(self, sources: Sequence[Source]) -> list[int]:
+        """Nodes of each size, of the only one where there is one."""
+        added = self.added(sources)
+        sizes = [size.rows - added if size.has_added else size.rows for size in self.sizes]
+        return sizes or [self.rows - added]
+
     def on_device(self, sources: Sequence[Source]) -> Best:
         """The device-side part."""
-        nodes, owners, distances = self.divided(sources)
-        added = self.rows - nodes
-        depth = min(nodes - 1, max(source.facts.distances for source in sources))
+        sizes, (_, owners, distances) = self.nodes(sources), self.divided(sources)
+        depth = min(max(sizes) - 1, max(source.facts.distances for source in sources))
         trees = tuple(source.tree.arrays(0) for source in sources)
-        sizes = tuple(max(size.rows - added, 1) for size in self.sizes)
-        alone = added > 0 and bool(sizes) and self.sizes[0].rows == 1
+        best = Best(trees, max(sizes), owners, distances, depth)
+        if not self.sizes:
+            return best
+        adding = [1 << i for i, source in enumerate(sources) if source.facts.adds_rows]
+        alone = sum(not size.has_added for size in self.sizes) if adding else 0
         costs = np.array([[s.greedy for s in self.sizes], [s.sampled for s in self.sizes]], np.float32)
-        return Best(trees, nodes, owners, distances, depth, sizes, alone, jnp.asarray(costs) if sizes else None)
+        return best.replace(sizes=tuple(sizes), alone=alone, adding=sum(adding), costs=jnp.asarray(costs))
 
 
 def further_rows(sources: Sequence[Source]) -> int:
@@ -132,19 +156,33 @@ def parse_budget(tree: str, sources: Sequence[Source]) -> Budget:
     parts = tree.removeprefix("best:").split(",")
     matches = [_SIZE.fullmatch(part) for part in parts]
     rows = [int(match[1]) if match else 0 for match in matches]
+    alone = [bool(match and match[2] and count > 1) for match, count in zip(matches, rows, strict=True)]
     if not 2 <= rows[-1] <= _MOST_ROWS or not all(matches):
         raise UserError(
             f"tree {tree!r}: write best:ROWS with 2 to {_MOST_ROWS} rows, or best:ROWS@MS,ROWS@MS with milliseconds "
-            "like 23.5, or with those of greedy and of sampled steps, ROWS@MS/MS"
+            "like 23.5, or with those of greedy and of sampled steps, ROWS@MS/MS; 4n@MS has 4 nodes alone"
         )
-    costs = [(float(match[2] or 0), float(match[3] or match[2] or 0)) for match in matches]
-    if len(parts) == 1 and matches[0][2]:
+    costs = [(float(match[3] or 0), float(match[4] or match[3] or 0)) for match in matches]
+    if len(parts) == 1 and matches[0][3]:
         raise UserError(f"tree {tree!r}: one size has no choice to make and needs no milliseconds: best:{rows[0]}")
     if len(parts) > 1 and min(map(min, costs)) <= 0:
         raise UserError(f"tree {tree!r}: of several sizes each needs its milliseconds, as in best:1@21,4@23.5")
-    if not rows[0] or any(more <= less for less, more in itertools.pairwise(rows)):
-        raise UserError(f"tree {tree!r}: sizes must be given in order, from 1 row on")
-    sizes = tuple(Size(count, *cost) for count, cost in zip(rows, costs, strict=True))
+    sizes = tuple(Size(count, *cost, nodes) for count, cost, nodes in zip(rows, costs, alone, strict=True))
+    if any(alone) and not any(source.facts.adds_rows for source in sources):
+        names = "+".join(source.method.name for source in sources)
+        raise UserError(f"tree {tree!r}: {names} adds no rows to nodes; leave out the n")
+    _check_order(tree, sizes)
     budget = Budget(rows[-1], sizes if len(parts) > 1 else ())
     budget.divided(sources)  # refuses one that is too small
     return budget
+
+
+def _check_order(tree: str, sizes: Sequence[Size]) -> None:
+    """Raise UserError unless sizes of nodes alone come first, and each kind rises; the last is the largest."""
+    order = [(size.has_added, size.rows) for size in sizes]
+    rising = order[0][1] > 0 and all(less < more for less, more in itertools.pairwise(order))
+    if not rising or max(size.rows for size in sizes) > sizes[-1].rows or sizes[-1].nodes_alone:
+        raise UserError(
+            f"tree {tree!r}: sizes must be given in order, from 1 row on, those of nodes alone first; the last is the "
+            "largest and has all rows"
+        )

@@ -26,7 +26,7 @@ FILE = user_cache("costs.json")
 GREEDY, SAMPLED = range(2)
 _DAMAGED = (AttributeError, OverflowError, RecursionError, TypeError, ValueError)  # what damaged content may raise
 Samples = dict[tuple[int, bool], list[float]]  # seconds of steps by size, and by whether they draft for the next one
-_Table = dict[str, tuple[float, float, int]]  # greedy and sampled milliseconds, and of how many steps the fastest
+_Table = dict[str, tuple[float, float, int]]  # greedy and sampled milliseconds, and of how many steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def save_costs(model: Model, batch_size: int, costs: RowCosts, rounds: int) -> s
       model: the base.
       batch_size: texts decoded together.
       costs: what was measured.
-      rounds: steps of which each cost is the fastest; what more steps have measured before is not replaced.
+      rounds: steps that each cost was measured by; what more of them have measured before is not replaced.
 
     Returns:
       What was damaged, and is replaced; empty where nothing was.
@@ -199,5 +199,5 @@ def _merged(kept: Mapping[str, _Table], new: Mapping[str, _Table]) -> dict[str, 
 
 
 def _rounds(rows: _Table) -> int:
-    """Of how many steps the costs of all rows are the fastest."""
+    """How many steps the costs of all rows were measured by, at least."""
     return min(rounds for _, _, rounds in rows.values())

@@ -89,7 +89,7 @@ class Drafter:
     @property
     def num_nodes(self) -> int:
         """N, nodes of a step, padding included."""
-        return self.shape.divided(self.sources)[0] if isinstance(self.shape, Budget) else self.shape.num_nodes
+        return max(self.shape.nodes(self.sources)) if isinstance(self.shape, Budget) else self.shape.num_nodes
 
     @property
     def num_rows(self) -> int:

@@ -27,7 +27,7 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of, put_beside
 
 NOT_FINITE = "the base's logits are not finite: float16 is too narrow for it; use --dtype float32 or bfloat16"
 
-_ROUNDS = 4  # steps timed of each size, of which the fastest counts
+_ROUNDS = 4  # steps timed of each size in a batch
 
 
 def bucket(length: int, smallest: int = 32, largest_step: int = 512) -> int:
@@ -201,7 +201,7 @@ class Job:
         """
         sure = [timer for timer in map(self._timer, self._samples.values()) if timer.is_sure]
         if sure:
-            costs = np.maximum.accumulate(sure[0].times.sizes)  # a larger size is never cheaper
+            costs = self.decoding.drafter.shape.rising(sure[0].times.sizes)
             both = jnp.array([costs, costs], jnp.float32)  # all steps of a job are greedy, or all are sampled
             costs = put_beside(self._model.params, both)
             drafter = self.decoding.drafter

@@ -38,7 +38,7 @@ from jaxspec.tuning.sizes import SAMPLINGS, measure_sizes
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
-ROUNDS = 3  # steps measured per size, of which the fastest counts
+ROUNDS = 9  # steps measured per size
 
 
 class Slots:
@@ -248,7 +248,7 @@ class Slots:
         """[2, K] float32, of a step of each size with so many rows, as measured, else as they were given."""
         times = self.times.get(rows)
         costs = np.array([each.sizes for each in times]) if times else np.asarray(self._drafter.shape.costs)
-        costs = np.maximum.accumulate(costs, axis=1)  # noise makes no size cheaper than a smaller one
+        costs = self._drafter.shape.rising(costs)
         return (costs[:, :1] + weight * (costs - costs[:, :1])).astype(np.float32)
 
     def _free_rows(self, rows: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxspec.drafters.budget import Budget, Size, smallest_draft
+from jaxspec.drafters.defaults import drafts_without_added
 from jaxspec.drafters.drafter import Drafter
 from jaxspec.progress import Progress
 from jaxspec.trees import TreePlan, chain
@@ -137,12 +138,27 @@ class Predictor:
                 yield self._option(part, part.shape.spec, "best", found.steps, found.time * self.costs(part))
 
     def _sized(self, part: Drafter, most: int) -> str:
-        """A budget of a few sizes up to so many rows, with their milliseconds; all but one have all probes."""
-        probes = most - Budget(most).divided(part.sources)[0]
-        possible = sizes_between(1 + probes, most)
-        chosen = {possible[i] for i in np.linspace(0, len(possible) - 1, _BRANCHES).round().astype(int)}
-        seconds = {1: self.costs.latency(1)} | {rows: self.costs(part, rows) for rows in sorted(chosen - {1})}
-        return Budget(most, tuple(Size(rows, 1e3 * cost, 1e3 * cost) for rows, cost in seconds.items())).spec
+        """A budget of a few sizes up to so many rows, with their milliseconds.
+
+        All but the root alone have all probes. Where other sources draft without these, so do some sizes.
+        """
+        complete, alone = _some(sizes_between(1 + Budget(most).added(part.sources), most), _BRANCHES), []
+        if drafts_without_added(part.sources, self.batch_size * most):
+            complete, alone = [complete[0], most], _some(sizes_between(2, most), 3)
+        lookups = sum(self.costs.adds(source) for source in part.sources if not source.facts.adds_rows)
+
+        def size(rows: int, seconds: float, nodes_alone: bool = False) -> Size:
+            return Size(rows, 1e3 * seconds, 1e3 * seconds, nodes_alone)
+
+        sizes = [size(1, self.costs.latency(1))]
+        sizes += [size(rows, self.costs.latency(rows) + lookups, True) for rows in alone]
+        sizes += [size(rows, self.costs(part, rows)) for rows in complete if rows > 1]
+        return Budget(most, tuple(sizes)).spec
+
+
+def _some(sizes: Sequence[int], count: int) -> list[int]:
+    """At most so many of rising sizes, the first and the last among them."""
+    return sorted({sizes[i] for i in np.linspace(0, len(sizes) - 1, count).round().astype(int)})
 
 
 def fastest_first(options: Iterable[Option]) -> list[Option]:

@@ -186,7 +186,7 @@ def _replay(
             for i, offer in enumerate(offers)
         ]
         here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
-        pause = state.pace.rests(state.pace.trial(costs)) if any(resting) else jnp.bool_(False)
+        pause = state.pace.rests(state.pace.trial(costs, shape.trial_size)) if any(resting) else jnp.bool_(False)
         drafts = [~(rests & pause) for rests in resting]
         if probing is not None:
             drafts[probing] = jnp.any(active & ~state.pace.blind)
@@ -195,14 +195,14 @@ def _replay(
         following = jnp.take_along_axis(answers, state.at[:, None] + 1 + draft.tree.depth, axis=1)
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
-        added, drafted = (size > 0) | (not shape.alone), draft.pays(active)
+        added, paid = size >= shape.alone, True if draft.pays is None else jnp.any(draft.pays & active)
         drafting = jnp.where(size == 0, jnp.sum(adds * jnp.stack(drafts)), 0.0)
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
             at=at,
             probed=jnp.where(added, _levels_above(draft.tree, accepted.node, M), -1),
-            pace=state.pace.after(accepted.length + 1, in_cheapest_steps(costs)[:, size], at < ends, drafted, added),
+            pace=state.pace.after(accepted.length + 1, in_cheapest_steps(costs)[:, size], at < ends, paid, added),
             trees=shape.follow(draft, accepted.node),
             steps=state.steps + active,
             time=state.time + costs[0, size] + drafting,

@@ -35,7 +35,7 @@ def measure_sizes(
     Args:
       decodings: constants of decoding with each of `SAMPLINGS`.
       state: B rows, donated.
-      rounds: steps of each size, of which the fastest counts: the first one may compile.
+      rounds: steps of each size, the first of which may compile.
       report: is called with the number of rounds that are done, of greedy steps or of sampled ones.
 
     Returns:
@@ -56,7 +56,7 @@ def measure_rows(drafter: Drafter, batch_size: int = 1, cache_length: int = 512,
       drafter: whatever its shape.
       batch_size: texts decoded together.
       cache_length: S, slots of the cache, at least 64; attention looks at all of them.
-      rounds: steps of each size, of which the fastest counts.
+      rounds: steps of each size.
     """
     rows = _ROWS["cpu" if jax.default_backend() == "cpu" else "accelerator"]
     typical = find_costs(drafter.model, batch_size)
@@ -92,10 +92,15 @@ def _measured(drafter: Drafter, batch_size: int, cache_length: int, rounds: int)
 def row_costs(drafter: Drafter, batch_size: int, times: Sequence[SizeTimes]) -> RowCosts:
     """The costs of rows by the times of a drafter's sizes, greedy and sampled ones; what drafting adds is apart.
 
-    The smallest size must be the root alone. Noise makes no size cheaper than a smaller one.
+    The smallest size must be the root alone. Of two sizes with as many rows the faster counts; noise makes no step
+    cheaper than one of fewer rows.
     """
-    rows = tuple(batch_size * counted_rows(drafter, size.rows) for size in drafter.shape.sizes)
-    measured = ([t.sizes[0], *(t.sizes[1:] - t.drafting)] for t in times)
-    costs = tuple(tuple(np.maximum.accumulate(each).tolist()) for each in measured)
+    every = np.array([batch_size * counted_rows(drafter, size) for size in drafter.shape.sizes])
+    rows = np.unique(every)
+    costs = []
+    for t in times:
+        measured = np.array([t.sizes[0], *(t.sizes[1:] - t.drafting)])
+        least = [measured[every == count].min() for count in rows]
+        costs.append(tuple(np.maximum.accumulate(least).tolist()))
     greedy, sampled = (t.drafting for t in times)
-    return RowCosts(rows, costs, {cost_name(drafter): (greedy, sampled)})
+    return RowCosts(tuple(rows.tolist()), tuple(costs), {cost_name(drafter): (greedy, sampled)})

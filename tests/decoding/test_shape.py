@@ -140,7 +140,7 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
     """
     rng, sizes = np.random.default_rng(6), (1, 4, 9)
     costs = jnp.array([milliseconds, milliseconds], jnp.float32)
-    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, False, costs)
+    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, costs=costs)
     chosen = set()
     for _ in range(12):
         offers = [marginals(rng), trie(rng)]
@@ -171,10 +171,50 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
 )
 def test_probes_are_left_out_while_no_draft_pays(idle, blind, size):
     rng, costs = np.random.default_rng(7), jnp.array([(20, 24, 500), (20, 24, 500)], jnp.float32)
-    best, unlikely = Best((), 4, 1, 2, DEPTH, (1, 1, 4), True, costs), marginals(rng)
+    best, unlikely = Best((), 4, 1, 2, DEPTH, (1, 1, 4), 1, 1, costs), marginals(rng)
     unlikely = unlikely.replace(log_p=unlikely.log_p - 9)
     draft = sized(best, [unlikely, unlikely], pace_of(np.full(B, 10.0), idle=idle, blind=blind))
     assert draft.size.tolist() == [size] * B and not draft.valid[:, 1:].any()
+
+
+@pytest.mark.parametrize(
+    ("idle", "chances", "size", "pays"),
+    [
+        (3, (0.0, 0.8), 1, False),  # at rest the lookup drafts nodes alone
+        (3, (0.8, 0.0), 3, True),  # what probes brought in a trial calls them back
+        (3, (0.1, 0.8), 1, False),  # unless it is hardly ever right
+        (0, (0.0, 0.8), 3, False),  # when a trial is due probes are run, whoever drafts
+        (3, (0.0, 0.0), 0, False),
+    ],
+)
+def test_other_sources_draft_while_probes_rest(idle, chances, size, pays):
+    """Sizes are 1 and 3 nodes alone, and a root or 3 nodes with probes, in this order."""
+    costs = jnp.array([(20, 24, 30, 34)] * 2, jnp.float32)
+    best = Best((), 3, 1, 1, DEPTH, (1, 3, 1, 3), 2, 1, costs)
+    draft = sized(best, [certain(1, chances[0]), certain(2, chances[1])], pace_of(np.full(B, 10.0), idle=idle))
+    assert draft.size.tolist() == [size] * B and draft.pays.tolist() == [pays] * B
+    assert draft.valid[:, 1:].any() == (size > 0)
+
+
+@pytest.mark.parametrize(("chances", "pays"), [((0.8, 0.1), True), ((0.45, 0.5), False), ((0.0, 0.8), False)])
+def test_probes_pay_if_they_make_more_than_lookups_make_without(chances, pays):
+    """Though nodes alone would be worth more once: as many rows take as long, and have more candidates."""
+    costs = jnp.array([(20, 24, 24)] * 2, jnp.float32)
+    best = Best((), 3, 1, 1, DEPTH, (1, 3, 2), 2, 1, costs)
+    draft = sized(best, [certain(1, chances[0]), certain(2, chances[1])], pace_of(np.full(B, 10.0)))
+    assert draft.size.tolist() == [2] * B and draft.pays.tolist() == [pays] * B
+
+
+def test_noise_makes_no_size_cheaper_than_one_of_its_kind_with_fewer_nodes():
+    best = Best((), 6, 1, 1, DEPTH, (1, 4, 6, 2, 4), 3, 1)
+    assert best.rising(np.array([20, 26, 25, 24, 23])).tolist() == [20, 26, 26, 24, 24]
+    assert best.rising(np.array([[20, 19, 25, 18, 23]])).tolist() == [[20, 20, 25, 20, 23]]
+
+
+def certain(token, chance):
+    """An offer of two tokens of some chance, one after the other; of none where that is 0."""
+    tokens = np.full((B, 2, 1), token, np.int32)
+    return Offer(tokens, np.full(tokens.shape, chance > 0), np.full(tokens.shape, np.log(chance or 1), np.float32))
 
 
 def test_ancestors_follow_from_parents():

@@ -1,5 +1,7 @@
 """Budgets of rows, and the sizes a step may have within them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,36 @@ def test_probes_are_part_of_every_size_but_of_the_root_alone():
     assert not parse_budget("best:3@2,8@3", drafter.sources).on_device(drafter.sources).alone
     with pytest.raises(UserError, match="a size needs 3 rows, the root and all probes, or is the root alone, 1"):
         parse_budget("best:1@1,2@2,8@3", drafter.sources)
+
+
+def test_sizes_of_nodes_alone_come_first():
+    drafter = union([PPD(), PromptLookup()], make_text_model(num_layers=1), 8)
+    budget = parse_budget("best:1@1,2n@2,8n@3/4,4@3,8@4", drafter.sources)
+    shape = budget.on_device(drafter.sources)
+    assert shape.sizes == (1, 2, 8, 2, 6) and (shape.alone, shape.adding, shape.nodes, shape.depth) == (3, 1, 8, 7)
+    assert parse_budget(budget.spec, drafter.sources) == budget
+    assert dataclasses.replace(drafter, shape=budget).num_nodes == 8
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ("best:1@1,8@3,4n@2", "those of nodes alone first"),
+        ("best:1@1,9n@2,8@3", "the last is the largest and has all rows"),
+        ("best:1@1,8n@2", "the last is the largest and has all rows"),
+        ("best:8n", "the last is the largest and has all rows"),
+        ("best:1n@1,8n@2", "the last is the largest and has all rows"),
+        ("best:4n@1,4n@2,8@3", "must be given in order"),
+        ("best:1@1,4nn@2,8@3", "4n@MS has 4 nodes alone"),
+    ],
+)
+def test_sizes_of_nodes_alone_in_another_order_are_refused(tree, message):
+    drafter = union([PPD(), PromptLookup()], make_text_model(num_layers=1), 8)
+    with pytest.raises(UserError, match=message):
+        parse_budget(tree, drafter.sources)
+
+
+def test_nodes_are_alone_where_nothing_adds_rows():
+    drafter = union([Suffix(), PromptLookup()], make_text_model(num_layers=1), 8)
+    with pytest.raises(UserError, match=r"suffix\+prompt_lookup adds no rows to nodes; leave out the n"):
+        parse_budget("best:1@1,4n@2,8@3", drafter.sources)

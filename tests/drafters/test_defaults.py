@@ -8,7 +8,7 @@ import pytest
 
 from jaxspec.config import SamplingConfig
 from jaxspec.decoding.loop import decode
-from jaxspec.drafters import load_drafter
+from jaxspec.drafters import defaults, load_drafter
 from jaxspec.drafters.adapter import Adapter, save_adapter
 from jaxspec.drafters.costs import RowCosts
 from jaxspec.drafters.defaults import cost_name, drafting_costs, has_default, with_default
@@ -33,6 +33,10 @@ def rows_of(drafter):
     return [size.rows for size in drafter.shape.sizes]
 
 
+def sizes_of(drafter):
+    return [size.spec.partition("@")[0] for size in drafter.shape.sizes]
+
+
 def test_more_rows_where_they_cost_less(model):
     drafter = union([Suffix()], model, 8)
     assert rows_of(with_default(drafter)) == [1, 4, 8]  # by typical costs of a CPU
@@ -42,9 +46,22 @@ def test_more_rows_where_they_cost_less(model):
 
 
 def test_added_rows_are_part_of_every_size_but_the_smallest(model):
-    assert rows_of(with_default(union([PPD(), Suffix()], model, 8))) == [1, 4, 6, 8]
-    window = with_default(union([Lookahead(), Suffix()], model, 16))
-    assert rows_of(window)[:2] == [1, 7] and window.device_shape.alone
+    assert sizes_of(with_default(union([PPD()], model, 8))) == ["1", "4", "6", "8"]
+    window = with_default(union([Lookahead()], model, 16))
+    assert rows_of(window)[:2] == [1, 7] and window.device_shape.alone == 1
+
+
+def test_other_sources_draft_without_added_rows(model):
+    """Where these cost something; elsewhere one program runs all of them."""
+    drafter = union([PPD(), Suffix()], model, 8)
+    shape = with_default(drafter).device_shape
+    assert sizes_of(with_default(drafter)) == ["1", "4n", "8n", "4", "8"]
+    assert shape.sizes == (1, 4, 8, 2, 6) and (shape.alone, shape.adding, shape.nodes, shape.trial_size) == (3, 1, 8, 3)
+
+
+def test_nodes_are_free_where_rows_are(model, monkeypatch):
+    monkeypatch.setattr(defaults, "FREE_ROWS", {jax.default_backend(): 8})
+    assert sizes_of(with_default(union([PPD(), Suffix()], model, 8))) == ["1", "4", "6", "8"]
 
 
 def test_sizes_cost_their_rows_and_their_drafting(model):
@@ -94,6 +111,24 @@ def test_probes_rest_and_are_tried_again(model):
         offered += [step] if bool(state.draft.log_p[0, 1] > -np.inf) else []
         state = decode(job.decoding, state, np.int32(1))
     assert sizes == [0, 1, 2, 4, 8, 16, 32] and offered == [1, 2, 3, 5, 9, 17, 33]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_lookup_drafts_while_probes_rest(model, temperature):
+    """In steps of nodes alone, and the text is that of autoregressive decoding."""
+    prompt, sampling = [1, 2, 3, 4] * 8, SamplingConfig(temperature)
+    drafter = union([PPD(), Suffix()], model, 8)
+    costs = RowCosts((1.0, 4.0, 64.0), ((1.0, 1.2, 64.0),) * 2, {cost_name(drafter): (0.0, 0.0)})
+    job = Job(with_default(drafter, costs=costs), Settings(sampling), 1)
+    run, sizes = job.begin([prompt], 40, 1, *job.sizes(len(prompt), 40)), []
+    while not run.state.done.all():
+        sizes.append(int(run.state.draft.size[0]))
+        job.decode(run, 1)
+    [plain] = generate(autoregressive(model), [prompt], 40, sampling=sampling)
+    assert run.state.tokens[0, :40].tolist() == plain.tokens
+    shape = job.decoding.drafter.shape
+    assert {size >= shape.alone for size in sizes} == {True, False}
+    assert any(0 < size < shape.alone for size in sizes) and len(sizes) < 39
 
 
 def test_costs_are_on_the_device_greedy_and_sampled(model):

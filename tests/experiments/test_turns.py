@@ -47,8 +47,10 @@ def test_in_every_round_each_that_is_not_done_decodes(monkeypatch):
     assert answers["slow"].steps == 2 and answers["fast"].steps == 1
 
 
-def test_the_first_round_and_answers_without_steps_do_not_count(monkeypatch):
-    said = iter([{turns.REFERENCE: dataclasses.replace(NOTHING, steps=steps)} for steps in (7, 3, 0)])
+def test_what_compiled_and_answers_without_steps_do_not_count(monkeypatch):
+    """Where something compiled the prompt is answered again."""
+    rounds = [{"steps": 7, "compile_seconds": 1.0}, {"steps": 3}, {"steps": 0}]
+    said = iter([{turns.REFERENCE: dataclasses.replace(NOTHING, **fields)} for fields in rounds])
     monkeypatch.setattr(turns, "in_turns", lambda *args: next(said))
     answers = measure({turns.REFERENCE: None}, [[1], [2]], Options(""))
     assert [answer.steps for answer in answers[turns.REFERENCE]] == [3]

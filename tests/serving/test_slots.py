@@ -32,19 +32,19 @@ def test_a_new_request_joins_a_step_of_the_smallest_size(drafter):
     for prompt in ([1, 2, 3], [4, 5, 6]):
         place(rows, Request(prompt, max_new_tokens=8))
         sizes.append(rows._state.draft.size.tolist())
-    assert sizes[0] == [1] and sizes[1][1] == 0
+    assert sizes[0] == [3] and sizes[1][1] == 0  # the first tries probes
     assert not rows._state.draft.valid[1, 1:].any()
 
 
 def test_further_time_counts_for_requests_that_wait_too(drafter, monkeypatch):
     """As far as there are free slots: beyond them requests wait for the ends of others."""
     rows, seen = sized_rows(drafter), []
-    rows.times = {1: [SizeTimes(np.array([20.0, 24.0, 23.0, 30.0]), 0.0)] * 2}
+    rows.times = {1: [SizeTimes(np.array([20.0, 24.0, 23.0, 30.0, 29.0]), 0.0)] * 2}
     place(rows, Request([1, 2, 3], max_new_tokens=8))
     monkeypatch.setattr(slots, "decode", lambda decoding, state, steps: seen.append(decoding.drafter.shape.costs))
     for waiting in (0, 1, 100):
         rows.advance(1, waiting)
-    further = np.array([0, 4, 4, 10])  # noise makes no size cheaper than a smaller one
+    further = np.array([0, 4, 4, 10, 10])  # noise makes no size cheaper than a smaller one of its kind
     for costs, weight in zip(seen, (1, 2, LIMITS.slots), strict=True):
         np.testing.assert_allclose(costs, np.stack([20 + weight * further] * 2))
 

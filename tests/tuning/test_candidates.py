@@ -83,17 +83,19 @@ def test_a_number_of_rows_is_replayed_with_just_that_many(tiny):
 
 
 @pytest.mark.slow
-def test_all_sizes_but_the_root_alone_have_room_for_all_probes(tiny):
+@pytest.mark.parametrize(
+    ("others", "written"), [((), ["1", "7", "8", "12", "16"]), ((Suffix(),), ["1", "2n", "6n", "16n", "7", "16"])]
+)
+def test_sizes_have_all_probes_or_are_nodes_alone(tiny, others, written):
+    """Nodes alone where a source drafts without probes."""
     prompts = make_prompts(1)
     [answer] = generate(autoregressive(tiny), prompts, 30)
-    drafter = union([PPD()], tiny, 16)
-    costs = StepCosts(RowLatency((1, 16), (1.0, 1.0)), {("ppd", 0): {0: 0.0}})
+    drafter = union([PPD(), *others], tiny, 16)
+    costs = StepCosts(RowLatency((1, 16), (1.0, 1.0)), {(name, 0): {0: 0.0} for name in ("ppd", "suffix")})
     recordings = record(drafter, [(prompts[0], answer.tokens)])
     best = [option.drafter for option in Predictor(drafter, recordings, {}, costs, 1, 0.0).options(16)]
-    [several] = [made for made in best if made.shape.sizes]
-    alone, *others = [size.rows for size in several.shape.sizes]
-    probes = several.shape.rows - several.num_nodes
-    assert alone == 1 < probes < min(others) and several.device_shape.alone
+    sizes = [made.shape.sizes for made in best if made.shape.sizes and len(made.sources) == len(drafter.sources)]
+    assert [[size.spec.partition("@")[0] for size in each] for each in sizes] == [written]
 
 
 ACCURACY = np.array([[0.5, 0.2, 0.1, 0.05], [0.3, 0.15, 0.1, 0.05], [0.2, 0.1, 0.05, 0.02]])
