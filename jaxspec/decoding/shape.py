@@ -125,10 +125,11 @@ class Best:
     parent of its nodes. Probes go where the accepted path will most probably end.
 
     Where there are several sizes, a step has the one that is worth most: the tokens to expect of it, less what its time
-    would bring at the pace of late. The first sizes may be nodes alone, without the rows that a method adds: probes, or
-    a window. The step after them then has none of the candidates that these would have given, and must run them for the
-    one behind it. Once is hardly worth that, so steps are nodes alone only while that method's candidates have not
-    paid: for several steps, or one where its rows are dear. Then the other sources draft.
+    would bring at the pace of late. Some sizes, the first ones, are nodes alone: they leave out the rows that a method
+    adds, which are probes or a window. The step after such a step has none of this method's candidates, and must run
+    its rows for the step behind it. Leaving them out once is hardly worth that, so steps are nodes alone only while the
+    method's candidates have not paid: for several steps, or for one where its rows are dear. Then the other sources
+    draft.
 
     Attributes:
       trees: what each source expands that drafts along paths; arrays with a leading axis of one.
@@ -215,7 +216,7 @@ class Best:
         spent = price[:, None] * (smallest + _CAUTION * (times - smallest))
 
         def worth(tokens: jax.Array) -> jax.Array:
-            """Of all rows together, of so many tokens [B, K'] in steps of the first K' sizes."""
+            """The worth [K'] of steps of the first K' sizes, which make `tokens` [B, K'], summed over rows."""
             return jnp.sum(jnp.where(pace.active[:, None], tokens - spent[:, : tokens.shape[1]], 0.0), axis=0)
 
         total = worth(jnp.cumsum(p, axis=1)[:, sizes - 1])  # the root's 1: the bonus

@@ -84,10 +84,10 @@ class SizeTimer:
     @property
     def times(self) -> SizeTimes:
         """Of all that was measured, the usual time of each kind (see `usual`)."""
-        found = {kind: 1e3 * usual(samples) for kind, samples in self._samples.items()}
-        rests = found.pop((0, False))
-        drafting = max(found.pop((0, True), rests) - rests, 0.0)
-        return SizeTimes(np.array([rests, *found.values()]), drafting, self._spread)
+        milliseconds = {kind: 1e3 * usual(samples) for kind, samples in self._samples.items()}
+        rests = milliseconds.pop((0, False))
+        drafting = max(milliseconds.pop((0, True), rests) - rests, 0.0)
+        return SizeTimes(np.array([rests, *milliseconds.values()]), drafting, self._spread)
 
     @property
     def is_sure(self) -> bool:
@@ -102,9 +102,10 @@ class SizeTimer:
 
 
 def usual(samples: Sequence[float]) -> float:
-    """The slowest of the fastest quarter: of up to four the fastest, which did not compile.
+    """The slowest of the fastest quarter of samples; of up to four samples the fastest.
 
-    Of many this varies half as much as the fastest, and a busy machine does not change it while it lets a quarter be.
+    It varies half as much as the fastest of many samples. Steps that compile, or that a busy machine delays, do not
+    change it as long as a quarter of the samples is free of both.
     """
     return sorted(samples)[(len(samples) - 1) // 4]
 

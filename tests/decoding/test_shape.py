@@ -140,12 +140,12 @@ def test_a_step_has_the_size_that_is_worth_most(milliseconds):
     """
     rng, sizes = np.random.default_rng(6), (1, 4, 9)
     costs = jnp.array([milliseconds, milliseconds], jnp.float32)
-    whole, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, costs=costs)
+    largest, best = Best((), 9, 0, 0, DEPTH), Best((), 9, 0, 0, DEPTH, sizes, costs=costs)
     chosen = set()
     for _ in range(12):
         offers = [marginals(rng), trie(rng)]
         pace = pace_of(rng.uniform(8, 24, B), (True, False, True))
-        draft, full = sized(best, offers, pace), choose(whole, offers)
+        draft, full = sized(best, offers, pace), choose(largest, offers)
         p, price = np.exp(full.log_p), np.maximum(pace.tokens / pace.time, 1)
         worth = [
             sum(p[b, :size].sum() - price[b] * (1 + 1.25 * (cost / 20 - 1)) for b in (0, 2))
