@@ -22,6 +22,9 @@ from jaxspec.decoding.tree import Tree, owned_probes, select_trees
 # The time of a larger step beyond the smallest one's counts so many times. The largest of many estimates of a worth is
 # more often too high than too low, and a busy machine makes rows dearer than they were when they were measured.
 _CAUTION = 1.25
+# Likewise of sizes with added rows, where others leave these out: what the other sources would offer in place of the
+# method's candidates is underrated, as only nodes at hand are counted.
+_CAUTION_IF_ADDED = 1.5
 
 
 @flax.struct.dataclass
@@ -164,6 +167,13 @@ class Best:
         """The number of the smallest size that tries a draft."""
         return max(self.alone, 1)
 
+    @property
+    def _caution(self) -> np.ndarray | float:
+        """[K] or one number, how much the time of each size beyond the smallest one's counts."""
+        if self.alone < 2:
+            return _CAUTION
+        return np.where(np.arange(len(self.sizes)) < self.alone, _CAUTION, _CAUTION_IF_ADDED)
+
     def rising(self, costs: np.ndarray) -> np.ndarray:
         """Costs [..., K] of its sizes without the noise that makes some cheaper than smaller ones of their kind."""
         parts = np.split(costs, [self.alone], axis=-1)
@@ -213,7 +223,7 @@ class Best:
         times = in_cheapest_steps(costs)
         smallest = times[:, :1]
         price = jnp.maximum(pace.tokens / pace.time, 1)  # any step makes a token
-        spent = price[:, None] * (smallest + _CAUTION * (times - smallest))
+        spent = price[:, None] * (smallest + self._caution * (times - smallest))
 
         def worth(tokens: jax.Array) -> jax.Array:
             """The worth [K'] of steps of the first K' sizes, which make `tokens` [B, K'], summed over rows."""

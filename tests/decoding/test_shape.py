@@ -196,9 +196,15 @@ def test_other_sources_draft_while_probes_rest(idle, chances, size, pays):
     assert draft.valid[:, 1:].any() == (size > 0)
 
 
-@pytest.mark.parametrize(("chances", "pays"), [((0.8, 0.1), True), ((0.45, 0.5), False), ((0.0, 0.8), False)])
+@pytest.mark.parametrize(
+    ("chances", "pays"),
+    [((0.8, 0.1), True), ((0.45, 0.5), False), ((0.0, 0.8), False), ((0.55, 0.48), True), ((0.5, 0.48), False)],
+)
 def test_probes_pay_if_they_make_more_than_lookups_make_without(chances, pays):
-    """Though nodes alone would be worth more once: as many rows take as long, and have more candidates."""
+    """Though nodes alone would be worth more once: as many rows take as long, and have more candidates.
+
+    Further time of steps with probes counts 1.5 times, for lookups would offer more than the nodes at hand.
+    """
     costs = jnp.array([(20, 24, 24)] * 2, jnp.float32)
     best = Best((), 3, 1, 1, DEPTH, (1, 3, 2), 2, 1, costs)
     draft = sized(best, [certain(1, chances[0]), certain(2, chances[1])], pace_of(np.full(B, 10.0)))
