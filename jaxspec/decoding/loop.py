@@ -171,4 +171,6 @@ def insert(state: DecodeState, new: DecodeState, rows: jax.Array) -> DecodeState
       new: F rows of the same capacity and buffer width.
       rows: [F] int32, where they go; an index of B drops a row that only pads.
     """
+    if new.pace is not None:
+        new = new.replace(pace=new.pace.joining(state.pace))
     return divided_state(jax.tree.map(lambda old, fresh: old.at[rows].set(fresh, mode="drop"), state, new))

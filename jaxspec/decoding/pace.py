@@ -25,8 +25,7 @@ class Pace:
       tokens: [B] float32, emitted.
       time: [B] float32, taken, in steps of the cheapest size: a server's rows come from smaller batches.
       active: [B] bool, rows that are not done.
-      idle: [B] int32, steps in a row without a draft that paid (`Draft.pays`); of a new row 0, else the same in all
-        rows.
+      idle: [B] int32, steps in a row without a draft that paid (`Draft.pays`), the same in all rows; of a new batch 0.
       blind: [B] bool, whether the last step left out the rows that a method adds; of a new row True, else the same in
         all rows.
       drafting: [B] bool, rows that may have drafts.
@@ -63,10 +62,14 @@ class Pace:
           paid: whether there was a draft that said that drafting pays.
           added: whether the step had the rows that a method adds.
         """
-        idle = jnp.where(paid | ~self._any_drafting, 0, jnp.max(jnp.where(self.active, self.idle, -1)) + 1)
+        idle = jnp.where(paid, 0, jnp.max(self.idle) + self._any_drafting)
         tokens, time = _MEMORY * self.tokens + emitted, _MEMORY * self.time + time
         blind = jnp.full(self.blind.shape, ~jnp.asarray(added))
         return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind, self.drafting)
+
+    def joining(self, others: Pace) -> Pace:
+        """The pace of new rows that join others: drafts that rest there go on resting."""
+        return self.replace(idle=jnp.full_like(self.idle, jnp.max(others.idle)))
 
     @property
     def _any_drafting(self) -> jax.Array:
@@ -99,7 +102,7 @@ class Pace:
         """
         steps = jnp.round((jnp.max(jnp.maximum(trial, 0.0)) / _CHEAP_TRIAL) ** 2)
         unit = jnp.clip(steps, 1, _LONGEST_UNIT).astype(jnp.int32)
-        idle = jnp.max(jnp.where(self.active, self.idle, 0))
+        idle = jnp.max(self.idle)
         units, within = idle // unit, idle % unit != 0
         waits = within | (jnp.bitwise_and(units, units - 1) != 0) & (units % _MAX_BACKOFF != 0)
         return waits | ~self._any_drafting

@@ -28,11 +28,13 @@ class SizeTimes:
       sizes: [K], of a step of each size that drafts for the next one; of the smallest size one that does not.
       drafting: what drafting takes; 0 where it was not measured apart.
       spread: how many times as long as the fastest step the next one of its kind took, at most.
+      rounds: steps of each kind that were timed, at least.
     """
 
     sizes: np.ndarray
     drafting: float
     spread: float = 1.0
+    rounds: int = 1
 
 
 class SizeTimer:
@@ -87,7 +89,8 @@ class SizeTimer:
         milliseconds = {kind: 1e3 * usual(samples) for kind, samples in self._samples.items()}
         rests = milliseconds.pop((0, False))
         drafting = max(milliseconds.pop((0, True), rests) - rests, 0.0)
-        return SizeTimes(np.array([rests, *milliseconds.values()]), drafting, self._spread)
+        rounds = min(map(len, self._samples.values()))
+        return SizeTimes(np.array([rests, *milliseconds.values()]), drafting, self._spread, rounds)
 
     @property
     def is_sure(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -22,11 +24,16 @@ _PROMPT = 64  # tokens at most
 _WIDTH = 64  # tokens of an answer
 _ROWS = {"cpu": (4, 8, 16), "accelerator": (8, 16, 32, 64)}
 ROUNDS = 20  # of `jaxspec tune --quick`; on a busy machine most steps are late
+_LEAST_ROUNDS = 3  # of every measurement
 SAMPLINGS = (SamplingConfig(), SamplingConfig(1.0))  # of greedy steps, and of sampled ones
 
 
 def measure_sizes(
-    decodings: Sequence[Decoding], state: DecodeState, rounds: int, report: Callable[[int], None] = lambda done: None
+    decodings: Sequence[Decoding],
+    state: DecodeState,
+    rounds: int,
+    seconds: float = math.inf,
+    report: Callable[[int], None] = lambda done: None,
 ) -> tuple[list[SizeTimes], DecodeState]:
     """Times of steps of each size, greedy and sampled ones by turns.
 
@@ -36,15 +43,19 @@ def measure_sizes(
       decodings: constants of decoding with each of `SAMPLINGS`.
       state: B rows, donated.
       rounds: steps of each size, the first of which may compile.
+      seconds: after so many there are fewer rounds, at least three: steps that take long vary less.
       report: is called with the number of rounds that are done, of greedy steps or of sampled ones.
 
     Returns:
       The times for each of the decodings, and a state with rows that mean nothing.
     """
-    timers = [SizeTimer(decoding) for decoding in decodings]
-    for done, timer in enumerate(timers * rounds, 1):
-        state = timer.measure(state)
-        report(done)
+    timers, began = [SizeTimer(decoding) for decoding in decodings], time.perf_counter()
+    for done in range(rounds):
+        if done >= _LEAST_ROUNDS and time.perf_counter() > began + seconds:
+            break
+        for number, timer in enumerate(timers, 1):
+            state = timer.measure(state)
+            report(done * len(timers) + number)
     greedy, sampled = (timer.times for timer in timers)
     return [dataclasses.replace(greedy, sizes=np.minimum(greedy.sizes, sampled.sizes)), sampled], state
 
@@ -85,7 +96,7 @@ def _measured(drafter: Drafter, batch_size: int, cache_length: int, rounds: int)
     prompts = [[1] * min(cache_length // 2, _PROMPT)] * batch_size
     state = jobs[GREEDY].begin(prompts, _WIDTH, batch_size, _WIDTH, cache_length).state
     with Progress("measuring", len(jobs) * rounds, "rounds") as progress, in_mesh(jobs[GREEDY].mesh):
-        found, _ = measure_sizes([job.decoding for job in jobs], state, rounds, progress.update)
+        found, _ = measure_sizes([job.decoding for job in jobs], state, rounds, report=progress.update)
     return row_costs(drafter, batch_size, found)
 
 

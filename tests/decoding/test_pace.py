@@ -44,3 +44,13 @@ def test_nothing_is_tried_where_no_row_may_draft():
         assert bool(pace.rests()) == rests
         pace = pace.after(jnp.array([1, 1, 1]), jnp.float32(1.0), active, jnp.bool_(False))
         assert pace.idle.tolist() == [0 if rests else 1] * 3
+
+
+def test_drafts_rest_on_for_texts_that_join_a_batch():
+    """Even where all others have ended: what kept them from paying, such as a temperature, is likely the same."""
+    pace = Pace.begin(jnp.array([True, True]))
+    for active in ([True, True], [True, True], [False, False]):
+        pace = pace.after(jnp.array([1, 1]), jnp.float32(1.0), jnp.array(active), jnp.bool_(False))
+    joined = Pace.begin(jnp.array([True])).joining(pace)
+    assert pace.idle.tolist() == [3, 3] and joined.idle.tolist() == [3] and joined.rests()
+    assert not Pace.begin(jnp.array([True])).rests()

@@ -8,9 +8,10 @@ import pytest
 
 from jaxspec.drafters.defaults import cost_name, with_default
 from jaxspec.generation import sizes
+from jaxspec.generation.job import Job, Settings
 from jaxspec.generation.sizes import SizeTimes
 from jaxspec.methods import PPD, Hydra, Suffix
-from jaxspec.tuning.sizes import measure_rows, row_costs
+from jaxspec.tuning.sizes import SAMPLINGS, measure_rows, measure_sizes, row_costs
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_text_model
 
@@ -18,6 +19,18 @@ from tests.helpers.tiny import make_text_model
 @pytest.fixture
 def drafter():
     return with_default(union([PPD(), Suffix()], make_text_model(num_layers=1), 8))
+
+
+def set_clock(monkeypatch, seconds):
+    """Have steps, which do nothing, take so many seconds one by one; the last of these for all that follow."""
+    clock = [0.0]
+    monkeypatch.setattr(sizes.time, "perf_counter", lambda: clock[0])
+
+    def timed(decoding, state, steps):
+        clock[0] += seconds.pop(0) if len(seconds) > 1 else seconds[0]
+        return state
+
+    monkeypatch.setattr(sizes, "decode", timed)
 
 
 def test_costs_of_rows_are_without_drafting(drafter):
@@ -36,16 +49,19 @@ def test_noise_makes_no_size_cheaper_than_a_smaller_one(drafter):
 
 def test_a_slow_moment_makes_no_greedy_step_dearer_than_a_sampled_one(drafter, monkeypatch):
     """Its work is a part of the other's."""
-    clock, seconds = [0.0], [9.0] * 5 + [1.0]
-    monkeypatch.setattr(sizes.time, "perf_counter", lambda: clock[0])
-
-    def timed(decoding, state, steps):
-        clock[0] += seconds.pop(0) if len(seconds) > 1 else seconds[0]
-        return state
-
-    monkeypatch.setattr(sizes, "decode", timed)
+    set_clock(monkeypatch, [9.0] * 5 + [1.0])
     costs = measure_rows(drafter, rounds=1).costs
     assert costs[0] == costs[1]
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1000.0, 9), (40.0, 4), (1.0, 3)])
+def test_long_steps_are_timed_less_often(drafter, monkeypatch, seconds, rounds):
+    """Of each of the five kinds of steps, greedy and sampled, in turn."""
+    set_clock(monkeypatch, [1.0])
+    jobs = [Job(drafter, Settings(sampling), 1) for sampling in SAMPLINGS]
+    state = jobs[0].begin([[1, 2]], 8, 1, 8, 64).state
+    times, _ = measure_sizes([job.decoding for job in jobs], state, 9, seconds)
+    assert [each.rounds for each in times] == [rounds] * 2
 
 
 @pytest.mark.parametrize("length", [64, 1100])
