@@ -111,7 +111,7 @@ def save_costs(model: Model, batch_size: int, costs: RowCosts, rounds: int) -> s
       model: the base.
       batch_size: texts decoded together.
       costs: what was measured.
-      rounds: steps that each cost was measured by; what more of them have measured before is not replaced.
+      rounds: steps that each cost was measured by, at most; what more of them have measured before is not replaced.
 
     Returns:
       What was damaged, and is replaced; empty where nothing was.

@@ -15,7 +15,8 @@ from jaxspec.decoding.state import DecodeState, Decoding
 from jaxspec.drafters.costs import Samples
 from jaxspec.parallel.processes import host
 
-# `Pace.idle` before a step, which adds one: at 0 a draft is due, at a prime it rests whatever the unit is
+# `Pace.idle` before a step, which adds one where rows may draft: at 0 a draft is due, at a prime it rests whatever the
+# unit is
 _DUE, _RESTS = -1, 10_006
 BUSY = 1.5  # spread of times that say little, measured while the machine was busy with something else
 
@@ -28,13 +29,11 @@ class SizeTimes:
       sizes: [K], of a step of each size that drafts for the next one; of the smallest size one that does not.
       drafting: what drafting takes; 0 where it was not measured apart.
       spread: how many times as long as the fastest step the next one of its kind took, at most.
-      rounds: steps of each kind that were timed, at least.
     """
 
     sizes: np.ndarray
     drafting: float
     spread: float = 1.0
-    rounds: int = 1
 
 
 class SizeTimer:
@@ -89,8 +88,7 @@ class SizeTimer:
         milliseconds = {kind: 1e3 * usual(samples) for kind, samples in self._samples.items()}
         rests = milliseconds.pop((0, False))
         drafting = max(milliseconds.pop((0, True), rests) - rests, 0.0)
-        rounds = min(map(len, self._samples.values()))
-        return SizeTimes(np.array([rests, *milliseconds.values()]), drafting, self._spread, rounds)
+        return SizeTimes(np.array([rests, *milliseconds.values()]), drafting, self._spread)
 
     @property
     def is_sure(self) -> bool:

@@ -29,7 +29,7 @@ from jaxspec.parallel.sharding import in_mesh, mesh_of
 from jaxspec.serving.answer import AnswerStream, token_scores
 from jaxspec.serving.reader import PromptReader
 from jaxspec.serving.request import Busy, Closed, Limits, Piece, Request
-from jaxspec.serving.slots import Slots
+from jaxspec.serving.slots import ROUNDS, Slots
 from jaxspec.tuning.sizes import row_costs
 from jaxspec.weights.model import Model
 
@@ -123,8 +123,7 @@ class Engine:
                 if (spread := max(each.spread for each in times)) > BUSY:
                     _log.warning("costs of steps are not kept: of two alike one took %.1f times as long", spread)
                     return
-                rounds = min(each.rounds for each in times)
-                if note := save_costs(self.model, rows, row_costs(self.drafter, rows, times), rounds):
+                if note := save_costs(self.model, rows, row_costs(self.drafter, rows, times), ROUNDS):
                     _log.warning(note)
         except UserError as error:
             _log.warning("costs of steps are not kept: %s", error)

@@ -38,7 +38,8 @@ from jaxspec.tuning.sizes import SAMPLINGS, measure_sizes
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 16  # calls of `release` in a row that find half of the rows free before their number is halved
-_ROUNDS, _SECONDS = 9, 20  # steps measured per size, fewer after so many seconds
+ROUNDS = 9  # steps measured per size, at most
+_SECONDS = 20  # no round of these begins later than that
 
 
 class Slots:
@@ -219,7 +220,7 @@ class Slots:
             return
         rows = len(self._requests)
         decodings = [self._decoding([Request([], sampling=sampling)] * rows) for sampling in SAMPLINGS]
-        self.times[rows], self._state = measure_sizes(decodings, self._state, _ROUNDS, _SECONDS)
+        self.times[rows], self._state = measure_sizes(decodings, self._state, ROUNDS, _SECONDS)
         self._free_rows(range(rows))
 
     def _decoding(self, requests: Sequence[Request | None], weight: float = 1.0) -> Decoding:

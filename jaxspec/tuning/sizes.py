@@ -24,7 +24,7 @@ _PROMPT = 64  # tokens at most
 _WIDTH = 64  # tokens of an answer
 _ROWS = {"cpu": (4, 8, 16), "accelerator": (8, 16, 32, 64)}
 ROUNDS = 20  # of `jaxspec tune --quick`; on a busy machine most steps are late
-_LEAST_ROUNDS = 3  # of every measurement
+_LEAST_ROUNDS = 3  # of a measurement that takes long
 SAMPLINGS = (SamplingConfig(), SamplingConfig(1.0))  # of greedy steps, and of sampled ones
 
 
@@ -43,7 +43,7 @@ def measure_sizes(
       decodings: constants of decoding with each of `SAMPLINGS`.
       state: B rows, donated.
       rounds: steps of each size, the first of which may compile.
-      seconds: after so many there are fewer rounds, at least three: steps that take long vary less.
+      seconds: no round begins after so many, once three are done.
       report: is called with the number of rounds that are done, of greedy steps or of sampled ones.
 
     Returns:

@@ -36,6 +36,18 @@ def test_a_new_request_joins_a_step_of_the_smallest_size(drafter):
     assert not rows._state.draft.valid[1, 1:].any()
 
 
+def test_drafts_that_rest_go_on_resting_for_the_next_request(drafter):
+    """Its own first draft is tried; what follows waits as long as the drafts of those that have ended would."""
+    rows, requests = sized_rows(drafter), [Request([1, 2, 3], max_new_tokens=60), Request([4, 5], max_new_tokens=60)]
+    place(rows, requests[0])
+    rows.advance(1)
+    pace = rows._state.pace
+    rows._state = rows._state.replace(pace=pace.replace(idle=pace.idle + 1000))
+    rows.release(requests[:1])
+    place(rows, requests[1])
+    assert rows._state.pace.idle.tolist() == (pace.idle + 1000).tolist()
+
+
 def test_further_time_counts_for_requests_that_wait_too(drafter, monkeypatch):
     """As far as there are free slots: beyond them requests wait for the ends of others."""
     rows, seen = sized_rows(drafter), []
