@@ -32,7 +32,7 @@ class AnswerStream(AsyncIterator[Piece]):
       cancelled: whether the client has cancelled it.
     """
 
-    def __init__(self, request: Request, decode: Callable[[list[int]], str], seconds: float):
+    def __init__(self, request: Request, decode: Callable[[list[int], bool], str], seconds: float):
         self.request = request
         self.prompt_scores: list[TokenScore] = []
         self.cached = 0
@@ -41,7 +41,7 @@ class AnswerStream(AsyncIterator[Piece]):
         self.decoded_at: float | None = None
         self.cancelled = False
         self._deadline = self.asked_at + seconds if seconds else float("inf")
-        self._text = TextStream(decode, request.stop, request.min_new_tokens)
+        self._text = TextStream(lambda ids: decode(ids, request.continues), request.stop, request.min_new_tokens)
         self._loop, self._pieces = asyncio.get_running_loop(), asyncio.Queue()
         self._ended = False
 

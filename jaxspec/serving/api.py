@@ -212,7 +212,8 @@ class Api:
         choices: list[Choice] = []
         wanted, most = asked.n * len(asked.prompts), self._engine.limits.queue + self._engine.limits.slots
         if wanted > most:
-            raise ApiError(400, f"n answers to each prompt are {wanted}, and this server holds {most} at most", "n")
+            message = f"prompts times n are {wanted} answers, and this server holds {most} at most"
+            raise ApiError(400, message, "n" if asked.n > 1 else "prompt")
         prediction = await asyncio.to_thread(self._encode_prediction, asked)
         try:
             with contextlib.ExitStack() as undo:
@@ -236,6 +237,7 @@ class Api:
                             prompt_logprobs=asked.logprobs is not None and asked.echo,
                             min_new_tokens=asked.min_tokens,
                             ignore_eos=asked.ignore_eos,
+                            continues=not asked.chat,
                         )
                         undo.callback(answer.cancel)
                         choices.append(Choice(answer, echo))

@@ -317,8 +317,8 @@ class Engine:
         self._release(ended)
 
 
-def _decoder(model: Model) -> Callable[[list[int]], str]:
+def _decoder(model: Model) -> Callable[[list[int], bool], str]:
     """Ids to text, with a second tokenizer: other threads use the first one."""
     if model.tokenizer is None:
-        return lambda ids: ""
+        return lambda ids, continues: ""
     return dataclasses.replace(model, tokenizer=copy.deepcopy(model.tokenizer)).decode

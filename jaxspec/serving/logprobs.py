@@ -53,8 +53,8 @@ class TokenTexts:
         return made
 
     def end_prompt(self) -> None:
-        """The next token is the answer's first one."""
-        self._offset, self._empty, self._may_add = len(self._prompt), not self._prompt, False
+        """The next token is the answer's first one; the answer goes on from a prompt that is not echoed, too."""
+        self._offset, self._empty, self._may_add = len(self._prompt), False, False
         self._characters.reset()
 
     def _named(self, token: int, score: TokenScore, count: int) -> dict[str, float]:

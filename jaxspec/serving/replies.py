@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 import uuid
 from collections.abc import Sequence
@@ -111,9 +112,7 @@ class Replies:
     def _choice(self, index: int, choice: Choice, piece: Piece, key: str, message: dict[str, Any]) -> dict[str, Any]:
         """A piece of an answer, which may be the whole one; the first piece follows the prompt where it is echoed."""
         first = len(choice.whole.tokens) == len(piece.tokens)
-        text = piece.text
-        if first and choice.prompt:
-            text = choice.prompt + self._first_space(piece.tokens) + text
+        text = choice.prompt + piece.text if first else piece.text
         made = {"index": index} | ({key: message | {"content": text}} if self._asked.chat else {"text": text})
         made |= {"finish_reason": piece.finish, "logprobs": self._logprobs(choice, piece, first)}
         if piece.finish:
@@ -138,15 +137,11 @@ class Replies:
         told = choice.texts.lists(piece.tokens, piece.scores, count)
         return {name: before[name] + told[name] for name in told}
 
-    def _first_space(self, tokens: Sequence[int]) -> str:
-        """The space between an echoed prompt and its answer that a tokenizer leaves out at the start of a text."""
-        said = [token for token in tokens if token not in self._spelling.special][:1]
-        return " " if self._spelling.strips and said and self._spelling.bytes(said[0]).startswith(b" ") else ""
-
     def _parts(self, choice: Choice, piece: Piece) -> list[dict[str, Any]]:
         """The text of each token of a piece, and its source: the base, a trained method, or a lookup."""
         sources = [source for source in self._drafter.sources if source.facts.distances]
-        choice.parts = choice.parts or TextStream(self._drafter.model.decode, self._asked.stop)
+        decode = functools.partial(self._drafter.model.decode, continues=not self._asked.chat)
+        choice.parts = choice.parts or TextStream(decode, self._asked.stop)
         parts = []
         for number, (token, mask) in enumerate(zip(piece.tokens, piece.drafted_by, strict=True), 1):
             text = choice.parts.add([token], piece.finish is not None and number == len(piece.tokens))

@@ -147,14 +147,17 @@ class Model:
         _check_unicode(text)
         return self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
-    def decode(self, tokens: list[int]) -> str:
+    def decode(self, tokens: list[int], continues: bool = False) -> str:
         """Text of token ids, special tokens left out, with U+FFFD for bytes that are no character.
+
+        With `continues` they go on from other text, so that a space that they begin with stays.
 
         Decoders with tokens of single bytes write U+FFFD for all bytes next to one that is wrong, those of whole
         characters, too: then the text of some tokens would not be the beginning of that of more tokens.
         """
         text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return self.spelling.text(tokens) if "\ufffd" in text and self.spelling.has_bytes else text
+        text = self.spelling.text(tokens) if "\ufffd" in text and self.spelling.has_bytes else text
+        return self.spelling.first_space(tokens) + text if continues else text
 
     @functools.cached_property
     def spelling(self) -> Spelling:

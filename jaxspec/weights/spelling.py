@@ -68,6 +68,11 @@ class Spelling:
         text = b"".join(self.bytes(token) for token in tokens if token not in self.special).decode(errors="replace")
         return text.removeprefix(" ") if self.strips else text
 
+    def first_space(self, tokens: Sequence[int]) -> str:
+        """The space that a text of these tokens loses at its beginning, or nothing."""
+        first = next((token for token in tokens if token not in self.special), None)
+        return " " if self.strips and first is not None and self.bytes(first).startswith(b" ") else ""
+
 
 def readable(own: bytes) -> str:
     r"""Bytes as text, or where they are no whole characters as `bytes:\xf0\x9f`."""

@@ -87,14 +87,14 @@ def test_as_many_alternatives_as_asked_whatever_their_text():
 
 
 def test_tokens_join_to_the_text_of_a_completion(engine):
-    """Of a base with sentencepiece, with the space between an echoed prompt and its answer."""
+    """Of a base with sentencepiece, with the space between a prompt, echoed or not, and its answer."""
     tokenizer = make_sentencepiece_tokenizer()
     model = dataclasses.replace(engine.model, tokenizer=tokenizer)
     drafter = dataclasses.replace(engine.drafter, model=model)
 
     with Engine(model, drafter, LIMITS) as other:
-        app = make_app(other, "tiny")
-        for seed in range(6):
+        app, begins = make_app(other, "tiny"), ""
+        for seed in range(12):
             body = {"prompt": "hello there", "max_tokens": 8, "seed": seed, "logprobs": 5}
             answers = (post(app, "/v1/completions", body | {"echo": echo}).json() for echo in (False, True))
             plain, echoed = (answer["choices"][0] for answer in answers)
@@ -107,5 +107,7 @@ def test_tokens_join_to_the_text_of_a_completion(engine):
                 for token, offset in zip(lists["tokens"], lists["text_offset"], strict=True):
                     if token[:1] != "<" and "bytes:" not in joined:
                         assert choice["text"][offset:].startswith(token)
-            assert echoed["text"].removeprefix("hello there").lstrip() == plain["text"].lstrip()
+            assert echoed["text"] == "hello there" + plain["text"]
+            begins += plain["text"][:1]
             assert echoed["logprobs"]["text_offset"][:2] == [0, 0]
+        assert " " in begins

@@ -61,6 +61,7 @@ USAGES, USAGE_FIELD = {"continuous_usage_stats": True}, "stream_options.continuo
         (CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "unknown field 'usage'"),
         (CHAT, {"stream": True, "stream_options": {"include_usage": []}}, "stream_options.include_usage", "true or"),
         (CHAT, {"n": 37}, "n", "holds 36 at most"),
+        (TEXT, {"prompt": ["a"] * 37}, "prompt", "holds 36 at most"),
         (CHAT, {"stream": True, "stream_options": USAGES}, USAGE_FIELD, "needs include_usage"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0]", "a function that has a name"),
         (CHAT, {"tool_choice": "required"}, "tool_choice", "none or auto"),
