@@ -68,7 +68,7 @@ class Pace:
         return Pace(tokens, time, active, jnp.full_like(self.idle, idle), blind, self.drafting)
 
     def joining(self, others: Pace) -> Pace:
-        """The pace of new rows that join others: drafts that rest there go on resting."""
+        """The pace of new rows that join others: drafts that rest there keep resting."""
         return self.replace(idle=jnp.full_like(self.idle, jnp.max(others.idle)))
 
     @property

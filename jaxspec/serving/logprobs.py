@@ -53,7 +53,7 @@ class TokenTexts:
         return made
 
     def end_prompt(self) -> None:
-        """The next token is the answer's first one; the answer goes on from a prompt that is not echoed, too."""
+        """The next token is the answer's first one, which continues the prompt, echoed or not."""
         self._offset, self._empty, self._may_add = len(self._prompt), False, False
         self._characters.reset()
 

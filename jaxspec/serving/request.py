@@ -64,7 +64,7 @@ class Request:
       stop: texts that end the answer, and are cut off.
       drafting: whether to draft; the text is the same.
       logprobs: whether to return the log-probabilities of the answer's tokens.
-      continues: whether the answer's text goes on from the prompt's, so that a space at its beginning stays.
+      continues: whether the answer's text continues the prompt's, so that its leading space is kept.
       prediction: token ids of what the answer is expected to say, which lookups draft from.
       prompt_logprobs: whether to return those of the prompt's, as `AnswerStream.prompt_scores`.
       min_new_tokens: tokens before which neither an end-of-text token nor a stop text ends the answer.

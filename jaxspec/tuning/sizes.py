@@ -96,8 +96,8 @@ def _measured(drafter: Drafter, batch_size: int, cache_length: int, rounds: int)
     prompts = [[1] * min(cache_length // 2, _PROMPT)] * batch_size
     state = jobs[GREEDY].begin(prompts, _WIDTH, batch_size, _WIDTH, cache_length).state
     with Progress("measuring", len(jobs) * rounds, "rounds") as progress, in_mesh(jobs[GREEDY].mesh):
-        found, _ = measure_sizes([job.decoding for job in jobs], state, rounds, report=progress.update)
-    return row_costs(drafter, batch_size, found)
+        times, _ = measure_sizes([job.decoding for job in jobs], state, rounds, report=progress.update)
+    return row_costs(drafter, batch_size, times)
 
 
 def row_costs(drafter: Drafter, batch_size: int, times: Sequence[SizeTimes]) -> RowCosts:

@@ -150,7 +150,7 @@ class Model:
     def decode(self, tokens: list[int], continues: bool = False) -> str:
         """Text of token ids, special tokens left out, with U+FFFD for bytes that are no character.
 
-        With `continues` they go on from other text, so that a space that they begin with stays.
+        With `continues` they continue other text, so that their leading space is kept.
 
         Decoders with tokens of single bytes write U+FFFD for all bytes next to one that is wrong, those of whole
         characters, too: then the text of some tokens would not be the beginning of that of more tokens.

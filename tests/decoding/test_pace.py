@@ -46,7 +46,7 @@ def test_nothing_is_tried_where_no_row_may_draft():
         assert pace.idle.tolist() == [0 if rests else 1] * 3
 
 
-def test_drafts_rest_on_for_texts_that_join_a_batch():
+def test_drafts_keep_resting_for_texts_that_join_a_batch():
     """Even where all others have ended: what kept them from paying, such as a temperature, is likely the same."""
     pace = Pace.begin(jnp.array([True, True]))
     for active in ([True, True], [True, True], [False, False]):

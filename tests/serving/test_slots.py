@@ -36,7 +36,7 @@ def test_a_new_request_joins_a_step_of_the_smallest_size(drafter):
     assert not rows._state.draft.valid[1, 1:].any()
 
 
-def test_drafts_that_rest_go_on_resting_for_the_next_request(drafter):
+def test_drafts_that_rest_keep_resting_for_the_next_request(drafter):
     """Its own first draft is tried; what follows waits as long as the drafts of those that have ended would."""
     rows, requests = sized_rows(drafter), [Request([1, 2, 3], max_new_tokens=60), Request([4, 5], max_new_tokens=60)]
     place(rows, requests[0])
