@@ -25,7 +25,7 @@ class Pace:
       tokens: [B] float32, emitted.
       time: [B] float32, taken, in steps of the cheapest size: a server's rows come from smaller batches.
       active: [B] bool, rows that are not done.
-      idle: [B] int32, steps in a row without a draft that paid (`Draft.pays`), the same in all rows; of a new batch 0.
+      idle: [B] int32, steps in a row without a draft that paid (`Draft.pays`), the same in all rows.
       blind: [B] bool, whether the last step left out the rows that a method adds; of a new row True, else the same in
         all rows.
       drafting: [B] bool, rows that may have drafts.
@@ -39,10 +39,16 @@ class Pace:
     drafting: jax.Array
 
     @classmethod
-    def begin(cls, active: jax.Array, drafting: jax.Array | None = None) -> Pace:
-        """One token per step of the cheapest size; a prompt has no added rows. `drafting` is by default every row."""
+    def begin(cls, active: jax.Array, drafting: jax.Array | None = None, idle: jax.Array | int = 0) -> Pace:
+        """The pace of new texts: one token per step of the cheapest size; a prompt has no added rows.
+
+        Args:
+          active: [B] bool, rows that have a text.
+          drafting: [B] bool, rows that may have drafts; default all.
+          idle: scalar, that of the texts before them: drafts that rest there keep resting.
+        """
         steps, every = jnp.full(active.shape, 1 / (1 - _MEMORY), jnp.float32), jnp.ones(active.shape, bool)
-        idle = jnp.zeros(active.shape, jnp.int32)
+        idle = jnp.full(active.shape, idle, jnp.int32)
         return cls(steps, steps, active, idle, every, every if drafting is None else jnp.asarray(drafting))
 
     def after(

@@ -124,6 +124,7 @@ def start(
     first: jax.Array | None = None,
     prompt_tokens: jax.Array | None = None,
     predicted: jax.Array | None = None,
+    idle: jax.Array | int = 0,
     *,
     width: int,
     best: int | None = None,
@@ -140,6 +141,7 @@ def start(
       first: [B] int32, a given first token; None: the base's choice.
       prompt_tokens: [B, V] bool, the tokens that the prompts have, where the sampler has penalties for them; else None.
       predicted: [B, E] int32, what the user expects of the answers (see `Method.expect`); None: nothing.
+      idle: int32 scalar, `Pace.idle` of the texts before these.
       width: room of the output buffer, at least the largest limit.
       best: K, scores to keep of every token; None: the state has no room for any.
     """
@@ -159,7 +161,7 @@ def start(
     if finite is not None:
         done |= ~finite
     costs = decoding.costs
-    pace = None if costs is None else Pace.begin(~done, decoding.drafts)
+    pace = None if costs is None else Pace.begin(~done, decoding.drafts, idle)
     offers = decoding.offers(decoding.draft_contexts(trees, seeds, first, lengths, cache), states, done, pace)
     stats = Stats.zero(B, len(decoding.drafter.sources), shape.depth, predicted is not None)
     state = DecodeState(
@@ -196,6 +198,7 @@ def prefill(
     width: int,
     first: jax.Array | None = None,
     predicted: jax.Array | None = None,
+    idle: int = 0,
 ) -> DecodeState:
     """Read whole prompts and start to decode.
 
@@ -211,6 +214,7 @@ def prefill(
       width: as in `start`.
       first: likewise.
       predicted: likewise.
+      idle: likewise.
     """
     base, reading = base.for_texts(lengths + limits), None
     decoding = decoding.replace(base=decoding.base.for_texts(lengths + limits))
@@ -221,4 +225,4 @@ def prefill(
     if decoding.sampler.penalties is not None:
         has = tokens_of([row[:length] for row, length in zip(tokens, lengths, strict=True)], base.vocab_size)
     rows = (reading.memory, reading.last, limits, seeds)
-    return start(base, decoding, *rows, first, has, predicted, width=width)
+    return start(base, decoding, *rows, first, has, predicted, np.int32(idle), width=width)

@@ -42,6 +42,7 @@ class Drafter:
       note: how the shape was chosen, in words; empty where it was asked for.
       samples: seconds of steps, measured where `shape` only guesses what they cost: by the number of texts decoded
         together and `kind_of` steps, then by slots of the cache.
+      idle: `Pace.idle` after the last texts, by the number of texts decoded together and `kind_of` steps.
     """
 
     sources: tuple[Source, ...]
@@ -49,6 +50,7 @@ class Drafter:
     shape: TreePlan | Budget = from_paths([])
     note: str = ""
     samples: dict[tuple[int, int], dict[int, Samples]] = dataclasses.field(default_factory=dict, init=False)
+    idle: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict, init=False)
 
     @property
     def name(self) -> str:

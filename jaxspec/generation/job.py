@@ -134,12 +134,12 @@ class Job:
 
     def __init__(self, drafter: Drafter, settings: Settings, batch_size: int):
         self._model, self._seed = drafter.model, settings.seed
+        self._idle, self._kind = drafter.idle, (batch_size, kind_of(settings.sampling.temperature))
         self.decoding = decoding_of(drafter, batch_size, settings.sampling, settings.acceptance, self._model.eos)
         self.mesh = mesh_of(self._model.params)
         self._samples = None
         if _are_sizes_to_be_timed(drafter, settings, batch_size):
-            kind = batch_size, kind_of(settings.sampling.temperature)
-            self._samples = drafter.samples.setdefault(kind, {})
+            self._samples = drafter.samples.setdefault(self._kind, {})
             self._price_as_measured()
 
     def sizes(self, longest_prompt: int, max_new_tokens: int) -> tuple[int, int]:
@@ -157,6 +157,8 @@ class Job:
     ) -> RunningBatch:
         """Read prompts and make the first draft in a batch of `rows` rows; rows without a prompt are done.
 
+        Drafts that rested at the end of the drafter's last texts keep resting.
+
         `predictions` are token ids of what is expected of each answer; None where nothing is predicted.
         """
         spare = rows - len(prompts)
@@ -165,6 +167,7 @@ class Job:
         limits = np.array([max_new_tokens] * len(prompts) + [0] * spare, np.int32)
         batch = (tokens, lengths, limits, np.full(rows, self._seed % 2**32, np.uint32))
         sizes = {"capacity": capacity, "chunk": min(padded, prefill_chunk()), "width": width}
+        sizes["idle"] = self._idle.get(self._kind, 0)
         if predictions is not None:
             padded = bucket(max(map(len, predictions)) + 2)
             sizes["predicted"] = pad_predictions([*predictions, *[[]] * spare], padded)
@@ -212,6 +215,8 @@ class Job:
     def decode(self, run: RunningBatch, steps: int) -> None:
         """Decode `steps` further steps of a batch."""
         self._advance(run, lambda state: decode(self.decoding, state, np.int32(steps)))
+        if run.state.pace is not None:
+            self._idle[self._kind] = max(0, int(host(run.state.pace.idle)[0]))
 
     def _advance(self, run: RunningBatch, decode_some: Callable[[DecodeState], DecodeState]) -> None:
         """Decode some steps, and add their time to the clocks. Raises UserError where logits were not finite."""

@@ -72,15 +72,18 @@ class PromptReader:
                 raise UserError(NOT_FINITE)
             self.scores.append(scores)
 
-    def state(self, width: int) -> DecodeState:
-        """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading."""
+    def state(self, width: int, idle: int = 0) -> DecodeState:
+        """The state after the prompt, with room for `width` tokens. It takes over the buffers of the reading.
+
+        `idle` is `Pace.idle` of the texts that it joins.
+        """
         limits, reading = np.array([self._request.max_new_tokens], np.int32), self._reading
         rows, has, predicted = (reading.memory, reading.last, limits, self._seeds), None, None
         if self._decoding.sampler.penalties is not None:
             has = tokens_of([self._request.ids], self._base.vocab_size)
         if self._decoding.drafter.follows_prediction(self._base):  # of one width, so that rows are alike
             predicted = pad_predictions([self._request.prediction], width + 2)
-        given = {"prompt_tokens": has, "predicted": predicted}
+        given = {"prompt_tokens": has, "predicted": predicted, "idle": np.int32(idle)}
         return start(self._base, self._decoding, *rows, **given, width=width, best=self._best)
 
 

@@ -142,7 +142,9 @@ class Slots:
         """Begin to decode a request whose prompt was read. There must be room."""
         if None not in self._requests:
             self._resize(min(2 * len(self._requests), self._count))
-        row, state = self._requests.index(None), reader.state(self._width)
+        pace = self._state.pace
+        state = reader.state(self._width, 0 if pace is None else int(jax.device_get(pace.idle)[0]))
+        row = self._requests.index(None)
         if self._used:  # the size of its own draft was chosen by the costs of one row, and would be that of all
             state = state.replace(draft=_resting(state.draft))
         self._state = insert(self._state, state, np.array([row], np.int32))

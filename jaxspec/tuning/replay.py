@@ -151,7 +151,6 @@ def _asked(offer: Offer, width: int) -> Offer:
 
 
 @functools.partial(jax.jit, static_argnames=("probing", "resting"))
-@functools.partial(jax.vmap, in_axes=(None, None, None, None, None, None, 0, 0, 0))
 def _replay(
     shape: StaticTree | Best,
     costs: jax.Array,
@@ -163,7 +162,7 @@ def _replay(
     answers: jax.Array,
     ends: jax.Array,
 ) -> _State:
-    """The last state of a batch; of G batches, which the last three arguments and the state then have in front.
+    """The last states of G batches, one after another: drafts that rest at the end of one keep resting in the next.
 
     Args:
       shape: what makes drafts.
@@ -172,10 +171,34 @@ def _replay(
       tables: of each source, its calibration [1, M, 2].
       probing: which source has probes, if one does (static).
       resting: which sources rest while no draft pays (static).
-      offers: of each source, [B, T, M, W].
-      answers: [B, T + P + 2].
-      ends: [B], their last places.
+      offers: of each source, [G, B, T, M, W].
+      answers: [G, B, T + P + 2].
+      ends: [G, B], their last places.
+
+    Returns:
+      Arrays with G in front.
     """
+
+    def one(idle: jax.Array, batch: tuple) -> tuple[jax.Array, _State]:
+        last = _replay_batch(shape, costs, adds, tables, probing, resting, idle, *batch)
+        return last.pace.idle[0], last
+
+    return lax.scan(one, jnp.int32(0), (offers, answers, ends))[1]
+
+
+def _replay_batch(
+    shape: StaticTree | Best,
+    costs: jax.Array,
+    adds: jax.Array,
+    tables: list[jax.Array],
+    probing: int | None,
+    resting: tuple[bool, ...],
+    idle: jax.Array,
+    offers: list[Offer],
+    answers: jax.Array,
+    ends: jax.Array,
+) -> _State:
+    """The last state of one batch, whose arguments are without G; `idle` is `Pace.idle` of the batch before."""
     B, rows = len(answers), jnp.arange(len(answers))
     M = 0 if probing is None else offers[probing].tokens.shape[2]
 
@@ -211,7 +234,7 @@ def _replay(
         )
 
     zero, counts = jnp.zeros(B, jnp.int32), jnp.zeros((len(offers), _BINS), jnp.int32)
-    pace, trees = Pace.begin(zero < ends), shape.begin(B)
+    pace, trees = Pace.begin(zero < ends, idle=idle), shape.begin(B)
     state = _State(zero, jnp.full((B, M), -1), pace, trees, zero, jnp.float32(0), counts, counts)
     return lax.while_loop(lambda state: jnp.any(state.at < ends), step, state)
 

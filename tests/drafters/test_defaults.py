@@ -113,6 +113,17 @@ def test_probes_rest_and_are_tried_again(model):
     assert sizes == [0, 1, 2, 4, 8, 16, 32] and offered == [1, 2, 3, 5, 9, 17, 33]
 
 
+def test_drafts_that_rest_keep_resting_in_the_next_answer(model):
+    """An answer that is a drafter's first tries several drafts."""
+    drafter = union([PPD()], model, 8)
+    costs = RowCosts((1.0, 4.0, 64.0), ((1.0, 1.2, 64.0),) * 2, {cost_name(drafter): (0.0, 0.0)})
+    drafter, fresh = (with_default(drafter, costs=costs) for _ in range(2))
+    early, late = generate(drafter, [[1, 2, 3]], 40) + generate(drafter, [[4, 5, 6]], 40)
+    [alone] = generate(fresh, [[4, 5, 6]], 40)
+    assert early.offered[0] == alone.offered[0] > late.offered[0]
+    assert late.tokens == alone.tokens
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_lookup_drafts_while_probes_rest(model, temperature):
     """In steps of nodes alone, and the text is that of autoregressive decoding."""

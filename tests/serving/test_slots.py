@@ -37,7 +37,7 @@ def test_a_new_request_joins_a_step_of_the_smallest_size(drafter):
 
 
 def test_drafts_that_rest_keep_resting_for_the_next_request(drafter):
-    """Its own first draft is tried; what follows waits as long as the drafts of those that have ended would."""
+    """Its own first draft waits, too, as long as the drafts of those that have ended would."""
     rows, requests = sized_rows(drafter), [Request([1, 2, 3], max_new_tokens=60), Request([4, 5], max_new_tokens=60)]
     place(rows, requests[0])
     rows.advance(1)
@@ -46,6 +46,7 @@ def test_drafts_that_rest_keep_resting_for_the_next_request(drafter):
     rows.release(requests[:1])
     place(rows, requests[1])
     assert rows._state.pace.idle.tolist() == (pace.idle + 1000).tolist()
+    assert rows._state.draft.size.tolist() == [0]
 
 
 def test_further_time_counts_for_requests_that_wait_too(drafter, monkeypatch):
