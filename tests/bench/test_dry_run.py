@@ -171,8 +171,13 @@ def test_every_config_can_be_divided():
         check_config(dataclasses.replace(config, mesh=MeshConfig(tensor=2)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", kinds())
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+EVERY_BASE = ("amphista_smollm2", "bita_70b", "dflash_qwen3_8b", "eagle_llama3_8b", "hydra_vicuna_7b", "space_qwen_14b")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[SLOW] if name in EVERY_BASE else [SLOW, EXHAUSTIVE]) for name in kinds()]
+)
 def test_every_kind_of_config_compiles_and_counts_its_work(name, mesh, monkeypatch):
     config = few_layers(load_config(name), monkeypatch)
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)

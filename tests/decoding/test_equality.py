@@ -200,12 +200,13 @@ EXCLUSIVE = (
     {("fc_norm", True), ("norm_before_fc", True)},
     {("prefix_attention", False), ("prefix_norm", True)},
 )
+WAYS = 4  # greedy or sampled, one prompt or several at a time
 OF_SHAPES = {"rank", "targets", "vocabulary"}  # of what a loaded adapter holds
 
 
 def each_value(options):
-    """The fewest combinations in which every value of every option occurs, the first of them all defaults."""
-    count = max(map(len, options.values()))
+    """Few combinations in which every value of every option occurs, the first of them all defaults."""
+    count = max(WAYS, *map(len, options.values()))
     return [{name: values[i % len(values)] for name, values in options.items()} for i in range(count)]
 
 
@@ -227,7 +228,7 @@ def pairwise(options):
 def variants(combine, options_of=OPTIONS):
     """Methods with how tokens are drawn, and how many prompts at a time: two more options."""
     for method, options in options_of.items():
-        for settings in combine({"sampling": (GREEDY, SAMPLING), "batch_size": (1, 4)} | options):
+        for settings in combine({"sampling": (GREEDY, SAMPLING), "batch_size": (1, 4, 4, 1)} | options):
             sampling, batch_size = settings.pop("sampling"), settings.pop("batch_size")
             settings |= {"distances": len(settings["layers"])} if method is HiddenTransfer else {}
             settings |= {"start": "random"} if method in (Eagle, DFlash) and settings["shapes"] else {}
@@ -261,10 +262,8 @@ def filtered(variants):
     return [(m, FILTERED if sampling is SAMPLING else sampling, count) for m, sampling, count in variants]
 
 
-# Of the slow ones, each value of each option, greedily or sampled, and the defaults both ways, alone and batched.
-OTHER_WAYS = [(method, *way) for method in DEFAULTS for way in ((GREEDY, 4), (SAMPLING, 1))]
-SLOW = filtered([*(v for v in EVERY_VALUE if v not in FAST), *OTHER_WAYS])
-EXHAUSTIVE = filtered(v for v in EVERY_PAIR if v not in OTHER_WAYS)
+SLOW = filtered(v for v in EVERY_VALUE if v not in FAST)
+EXHAUSTIVE = filtered(EVERY_PAIR)
 
 
 def in_states(method, model):

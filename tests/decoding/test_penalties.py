@@ -78,8 +78,14 @@ def test_drafts_change_no_text(tiny, temperature):
     assert sum(sum(a.accepted) for a in answers) > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", DEFAULTS, ids=lambda method: method.name)
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+FEW = ("ppd", "hydra", "eagle", "suffix", "lookahead", "self_speculative")  # candidates of each kind
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, id=m.name, marks=[SLOW] if m.name in FEW else [SLOW, EXHAUSTIVE]) for m in DEFAULTS],
+)
 def test_drafts_of_no_method_change_a_text(tiny, method):
     model = dataclasses.replace(tiny, eos=(-1, 5))
     answers = check(union([method], model, 16), make_prompts(6), SAMPLED, 3, 2)

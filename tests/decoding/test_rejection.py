@@ -53,7 +53,7 @@ PROMPT = [3, 1, 4]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
 SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
-SLOW = pytest.mark.slow
+SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 DRAFT_MODEL = DraftModel(layers=(0, 2), length=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
@@ -177,9 +177,12 @@ def test_every_method_that_samples_is_covered():
     assert {method.name for method in METHODS} | {"autoregressive"} == set(drafters.METHODS)
 
 
-# PPD and Medusa below are fast; the others draw by the same code.
-@SLOW
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def by_name(methods, slow):
+    """Those that are slow, and exhaustive tests of the others: PPD and Medusa below are fast, all draw by one code."""
+    return [pytest.param(m, id=m.name, marks=[SLOW] if m.name in slow else [SLOW, EXHAUSTIVE]) for m in methods]
+
+
+@pytest.mark.parametrize("method", by_name(METHODS, ("bita", "hydra", "dflash", "eagle", "draft_model", "suffix")))
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
     assert check(model, exact, method, SMALL_TREE, SamplingConfig(0.9), count=FEWER) > 1e-3
@@ -190,10 +193,10 @@ def test_every_method_keeps_the_distribution(model, exact, method):
     "method, paths, settings",
     [
         pytest.param(MEDUSA, TREE, [SamplingConfig(1.6), SamplingConfig(0.1)], id="hot-and-nearly-greedy-tree"),
-        pytest.param(MEDUSA, TREE, [SamplingConfig(1.0, top_k=2)], id="fewer-tokens-than-ranks"),
+        pytest.param(MEDUSA, TREE, [SamplingConfig(1.0, top_k=2)], id="fewer-tokens-than-ranks", marks=EXHAUSTIVE),
         pytest.param(MEDUSA, CHAIN, [SamplingConfig(0.4, top_p=0.95)], id="cold-chain-top-p"),
         pytest.param(MASKS, TREE, [SamplingConfig(1.2, top_k=6, top_p=0.8, min_p=0.05)], id="space-all-filters-tree"),
-        pytest.param(DRAFT_MODEL, CHAIN, [SamplingConfig(0.9)], id="draft-model-chain"),
+        pytest.param(DRAFT_MODEL, CHAIN, [SamplingConfig(0.9)], id="draft-model-chain", marks=EXHAUSTIVE),
         pytest.param(DRAFT_MODEL, TREE, [SamplingConfig(1.2, top_p=0.9)], id="draft-model-tree"),
     ],
 )
@@ -202,15 +205,17 @@ def test_temperatures_and_filters(model, exact, method, paths, settings):
         assert check(model, exact, method, paths, sampling) > 1e-3
 
 
-CHAINS = [method for method in METHODS if method.name not in POINTS]
-
-
-@pytest.mark.parametrize(
-    ("method", "count"), [(MEDUSA, TEXTS), *(pytest.param(m, FEWER, marks=SLOW) for m in CHAINS if m is not MEDUSA)]
-)
-def test_blocks_keep_the_distribution(model, exact, method, count):
+def test_blocks_keep_the_distribution(model, exact):
     """Three tokens at once: what decides about the first of a chain depends on those behind it."""
-    assert check(model, exact, method, CHAIN, SamplingConfig(0.9), Block(), count=count) > 1e-3
+    assert check(model, exact, MEDUSA, CHAIN, SamplingConfig(0.9), Block()) > 1e-3
+
+
+CHAINS = [method for method in METHODS if method.name not in (*POINTS, "medusa")]
+
+
+@pytest.mark.parametrize("method", by_name(CHAINS, ("ppd", "dflash", "draft_model")))
+def test_blocks_of_every_method_keep_it(model, exact, method):
+    assert check(model, exact, method, CHAIN, SamplingConfig(0.9), Block(), count=FEWER) > 1e-3
 
 
 @SLOW

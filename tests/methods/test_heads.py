@@ -45,8 +45,10 @@ PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 
 
 
 FAST = [METHODS[2]]  # what Hydra and Amphista add is computed by hand below
+SLOW = [METHODS[1], METHODS[4], METHODS[7], METHODS[8]]  # the others are exhaustive
+MARKS = {settings(m): [pytest.mark.slow] if m in SLOW else [pytest.mark.slow, pytest.mark.exhaustive] for m in METHODS}
 every_method = pytest.mark.parametrize(
-    "method", [pytest.param(m, id=settings(m), marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
+    "method", [pytest.param(m, id=settings(m), marks=[] if m in FAST else MARKS[settings(m)]) for m in METHODS]
 )
 
 
@@ -253,12 +255,11 @@ def recomputed(method, trainable, base, tokens):
 OWN_LAYERS = [m for m in METHODS if m.own_layers]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "chunk"),
     [
-        pytest.param(Amphista(), 8, id="amphista-8"),
-        *(pytest.param(m, 32, id=settings(m)) for m in OWN_LAYERS),
+        pytest.param(Amphista(), 8, id="amphista-8", marks=pytest.mark.slow),
+        *(pytest.param(m, 32, id=settings(m), marks=MARKS[settings(m)]) for m in OWN_LAYERS),
     ],
 )
 def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
@@ -312,15 +313,18 @@ def test_padding_drafts_nothing(tiny):
     assert [(a.tokens, a.steps) for a in tight] == [(a.tokens, a.steps) for a in loose]
 
 
-RESTRICTED = [*METHODS[1:5], Amphista(), PPD(), BiTA(), HiddenTransfer(layers=(0, 1, 2))]
-RESTRICTED += [Hydra(lm_head="full"), Amphista(lm_head="low_rank", rank=2)]
+RESTRICTED = [METHODS[1], METHODS[4], Amphista(), PPD()]
+RESTRICTED += [METHODS[2], Hydra(), BiTA(), HiddenTransfer(layers=(0, 1, 2)), Hydra(lm_head="full")]
+RESTRICTED += [Amphista(lm_head="low_rank", rank=2)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "method"),
-    list(enumerate(RESTRICTED)),
-    ids=lambda x: "" if isinstance(x, int) else settings(x),
+    [
+        pytest.param(number, method, id=settings(method), marks=pytest.mark.exhaustive if number > 3 else [])
+        for number, method in enumerate(RESTRICTED)
+    ],
 )
 def test_a_draft_vocabulary_is_lossless_and_drafts_nothing_else(tiny, number, method):
     sampling = (SamplingConfig(), SamplingConfig(1.2, top_k=7))[number % 2]
