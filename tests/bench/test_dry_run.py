@@ -32,6 +32,7 @@ from jaxspec.training.run_config import RunConfig, check_config, load_config, lo
 from jaxspec.training.settings import DataConfig, TrainConfig
 from jaxspec.weights.params import parameter_count
 from jaxspec.weights.shapes import SHAPES
+from tests.helpers.marks import slow_ones
 from tests.helpers.tiny import TINY, make_tiny, on_mesh
 
 MESH = MeshConfig(2, 2, 2)
@@ -171,13 +172,17 @@ def test_every_config_can_be_divided():
         check_config(dataclasses.replace(config, mesh=MeshConfig(tensor=2)))
 
 
-SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
-EVERY_BASE = ("amphista_smollm2", "bita_70b", "dflash_qwen3_8b", "eagle_llama3_8b", "hydra_vicuna_7b", "space_qwen_14b")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[SLOW] if name in EVERY_BASE else [SLOW, EXHAUSTIVE]) for name in kinds()]
+OF_EACH_BASE = (
+    "amphista_smollm2",
+    "bita_70b",
+    "dflash_qwen3_8b",
+    "eagle_llama3_8b",
+    "hydra_vicuna_7b",
+    "space_qwen_14b",
 )
+
+
+@pytest.mark.parametrize("name", slow_ones(kinds(), OF_EACH_BASE, str))
 def test_every_kind_of_config_compiles_and_counts_its_work(name, mesh, monkeypatch):
     config = few_layers(load_config(name), monkeypatch)
     train = dataclasses.replace(config.train, batch_size=4, microbatch=0)

@@ -22,6 +22,7 @@ from jaxspec.model.attention import causal_context
 from jaxspec.trees import from_paths
 from tests.decoding.test_equality import DEFAULTS, check
 from tests.helpers.decoding import begin
+from tests.helpers.marks import slow_ones
 from tests.helpers.methods import union
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
 
@@ -78,14 +79,10 @@ def test_drafts_change_no_text(tiny, temperature):
     assert sum(sum(a.accepted) for a in answers) > 0
 
 
-SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
-FEW = ("ppd", "hydra", "eagle", "suffix", "lookahead", "self_speculative")  # candidates of each kind
+OF_EACH_KIND = ("ppd", "hydra", "eagle", "suffix", "lookahead", "self_speculative")
 
 
-@pytest.mark.parametrize(
-    "method",
-    [pytest.param(m, id=m.name, marks=[SLOW] if m.name in FEW else [SLOW, EXHAUSTIVE]) for m in DEFAULTS],
-)
+@pytest.mark.parametrize("method", slow_ones(DEFAULTS, OF_EACH_KIND))
 def test_drafts_of_no_method_change_a_text(tiny, method):
     model = dataclasses.replace(tiny, eos=(-1, 5))
     answers = check(union([method], model, 16), make_prompts(6), SAMPLED, 3, 2)

@@ -44,6 +44,7 @@ from jaxspec.trees import State, from_paths, make_plan
 from jaxspec.trees.arrays import build_tree
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import draft_of
+from tests.helpers.marks import EXHAUSTIVE, slow_ones
 from tests.helpers.methods import trained, untrained_drafter
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
@@ -53,7 +54,7 @@ PROMPT = [3, 1, 4]
 CHAIN = [(0,), (0, 0), (0, 0, 0)]
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 0, 1), (1, 0, 0)]
 SMALL_TREE = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0)]
-SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
+SLOW = pytest.mark.slow
 MASKS, MEDUSA = SPACE(distances=3, tuning="none"), Medusa(heads=3)
 DRAFT_MODEL = DraftModel(layers=(0, 2), length=3)
 METHODS = [PPD(), BiTA(prompts=2), MASKS, HiddenTransfer(layers=(0, 1, 2))]
@@ -177,12 +178,8 @@ def test_every_method_that_samples_is_covered():
     assert {method.name for method in METHODS} | {"autoregressive"} == set(drafters.METHODS)
 
 
-def by_name(methods, slow):
-    """Those that are slow, and exhaustive tests of the others: PPD and Medusa below are fast, all draw by one code."""
-    return [pytest.param(m, id=m.name, marks=[SLOW] if m.name in slow else [SLOW, EXHAUSTIVE]) for m in methods]
-
-
-@pytest.mark.parametrize("method", by_name(METHODS, ("bita", "hydra", "dflash", "eagle", "draft_model", "suffix")))
+# PPD and Medusa below are fast; the others draw by the same code.
+@pytest.mark.parametrize("method", slow_ones(METHODS, ("bita", "hydra", "dflash", "eagle", "draft_model", "suffix")))
 def test_every_method_keeps_the_distribution(model, exact, method):
     """Fewer texts than below: what is the methods' own is what they say their candidates were drawn from."""
     assert check(model, exact, method, SMALL_TREE, SamplingConfig(0.9), count=FEWER) > 1e-3
@@ -213,7 +210,7 @@ def test_blocks_keep_the_distribution(model, exact):
 CHAINS = [method for method in METHODS if method.name not in (*POINTS, "medusa")]
 
 
-@pytest.mark.parametrize("method", by_name(CHAINS, ("ppd", "dflash", "draft_model")))
+@pytest.mark.parametrize("method", slow_ones(CHAINS, ("ppd", "dflash", "draft_model")))
 def test_blocks_of_every_method_keep_it(model, exact, method):
     assert check(model, exact, method, CHAIN, SamplingConfig(0.9), Block(), count=FEWER) > 1e-3
 

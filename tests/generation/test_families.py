@@ -13,6 +13,7 @@ from jaxspec.methods import PPD, DFlash, Eagle, Hydra, Medusa, PromptLookup
 from jaxspec.weights.hf import load_directory
 from jaxspec.weights.model import Model
 from tests.helpers.families import FAMILIES, ORIGINAL, save_torch, torch_greedy
+from tests.helpers.marks import slow_ones
 from tests.helpers.methods import union
 
 pytest.importorskip("torch")
@@ -32,11 +33,9 @@ def loaded(tmp_path_factory):
     return lambda name: torch_and_model(name, tmp_path_factory.getbasetemp() / name)
 
 
-FEW = ("gemma3", "granite", "falcon_7b", "phi4_longrope", "qwen3_layers")  # the logits of all have a test
-
-
+# The logits of every family have a test.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.exhaustive) for name in FAMILIES]
+    "name", slow_ones(FAMILIES, ("gemma3", "granite", "falcon_7b", "phi4_longrope", "qwen3_layers"), str)
 )
 def test_texts_are_those_of_transformers(name, loaded):
     """A method with probes, one with heads and a lookup draft together."""

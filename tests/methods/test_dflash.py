@@ -29,7 +29,9 @@ PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)]
 PROMPTS = make_prompts(2)
 
 both = pytest.mark.parametrize("method", [pytest.param(PLAIN, marks=pytest.mark.slow), MARKOV], ids=settings)
-every = pytest.mark.parametrize("method", [PLAIN, MARKOV, TABLES, DFLASH2], ids=settings)
+every = pytest.mark.parametrize(
+    "method", [PLAIN, pytest.param(MARKOV, marks=pytest.mark.exhaustive), TABLES, DFLASH2], ids=settings
+)
 
 
 def run(method, tiny, paths, steps, chunk=8, trainable=None):
@@ -163,7 +165,7 @@ def test_a_copied_layer_is_the_bases(tiny, changes):
     "method",
     [
         dataclasses.replace(PLAIN, start="random", mask_token=15),
-        dataclasses.replace(MARKOV, alignment=1.0),
+        pytest.param(dataclasses.replace(MARKOV, alignment=1.0), marks=pytest.mark.exhaustive),
         TABLES,
         DFLASH2,
     ],

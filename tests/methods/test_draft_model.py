@@ -23,6 +23,7 @@ from jaxspec.model.base import Base
 from jaxspec.model.decoder import Decoder
 from jaxspec.weights.load import save_model
 from tests.helpers.decoding import begin
+from tests.helpers.marks import EXHAUSTIVE
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.model import plain
 from tests.helpers.tiny import TINY, make_prompts, make_text_model, make_tiny, on_mesh, with_fewer_tokens
@@ -38,7 +39,7 @@ def endless(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
+@pytest.mark.parametrize("sampling", [pytest.param(GREEDY, marks=EXHAUSTIVE), SAMPLING], ids=["greedy", "sampling"])
 def test_a_draft_model_equal_to_the_base_is_always_right(endless, sampling):
     """Every step takes the whole chain and the bonus: 24 tokens after the first one in 24 / (n + 1) steps."""
     drafter = load_drafter("draft_model", endless, draft_model=endless, tree="chain:3")
@@ -192,7 +193,7 @@ def test_tokens_that_the_base_lacks_are_not_drafted():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("tree", "tied"), [("chain:3", True), ("best:5", False)])
+@pytest.mark.parametrize(("tree", "tied"), [("chain:3", True), pytest.param("best:5", False, marks=EXHAUSTIVE)])
 def test_tokens_that_the_draft_model_lacks_are_not_drafted(tree, tied):
     """It is the base without them. Where the base writes some of them, it goes on behind them."""
     base = dataclasses.replace(make_text_model(vocab_size=PADDED, tie_embeddings=tied), eos=())

@@ -21,6 +21,7 @@ from jaxspec.model.rows import read_layers
 from jaxspec.trees import chain
 from tests.helpers.decoding import begin
 from tests.helpers.drafting import drafting_of
+from tests.helpers.marks import EXHAUSTIVE
 from tests.helpers.methods import batch_of, predict, sequence, trained
 from tests.helpers.model import plain, quick_jit, random_base
 from tests.helpers.tiny import TINY, make_prompts
@@ -144,10 +145,10 @@ def test_a_prediction_reads_the_text_up_to_its_own_token(tiny):
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(EAGLE, id="whole"),
+        pytest.param(EAGLE, id="whole", marks=EXHAUSTIVE),
         pytest.param(dataclasses.replace(OWN, features=0.3), id="own_head"),
         pytest.param(NORMED, id="normed"),
-        pytest.param(dataclasses.replace(EAGLE, norm_before_fc=True), id="norm_before_fc"),
+        pytest.param(dataclasses.replace(EAGLE, norm_before_fc=True), id="norm_before_fc", marks=EXHAUSTIVE),
     ],
 )
 def test_training_moves_every_part(tiny, method):
@@ -205,7 +206,11 @@ def test_the_loss_by_hand(tiny):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2, top_k=7)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param(SamplingConfig(), marks=EXHAUSTIVE), SamplingConfig(1.2, top_k=7)],
+    ids=["greedy", "sampling"],
+)
 def test_its_own_projection_drafts_its_own_tokens(tiny, sampling):
     """Or fewer of them: nothing else is drafted, and the text stays the base's."""
     prompts, settings = make_prompts(8), {"sampling": sampling, "seed": 3}

@@ -24,6 +24,7 @@ from jaxspec.model.rope import rope_angles
 from jaxspec.trees import from_paths
 from jaxspec.trees.arrays import build_tree, pad_tree, stack_trees
 from tests.helpers.decoding import begin
+from tests.helpers.marks import EXHAUSTIVE, slow_ones
 from tests.helpers.methods import predict, settings, trained, untrained_drafter
 from tests.helpers.model import plain, run_layers
 from tests.helpers.tiny import TINY, make_prompts, make_tiny
@@ -45,10 +46,13 @@ PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 
 
 
 FAST = [METHODS[2]]  # what Hydra and Amphista add is computed by hand below
-SLOW = [METHODS[1], METHODS[4], METHODS[7], METHODS[8]]  # the others are exhaustive
-MARKS = {settings(m): [pytest.mark.slow] if m in SLOW else [pytest.mark.slow, pytest.mark.exhaustive] for m in METHODS}
+SLOW = [settings(METHODS[i]) for i in (1, 4, 7, 8)]  # the others are exhaustive
 every_method = pytest.mark.parametrize(
-    "method", [pytest.param(m, id=settings(m), marks=[] if m in FAST else MARKS[settings(m)]) for m in METHODS]
+    "method",
+    [
+        *(pytest.param(m, id=settings(m)) for m in FAST),
+        *slow_ones([m for m in METHODS if m not in FAST], SLOW, settings),
+    ],
 )
 
 
@@ -255,15 +259,9 @@ def recomputed(method, trainable, base, tokens):
 OWN_LAYERS = [m for m in METHODS if m.own_layers]
 
 
-@pytest.mark.parametrize(
-    ("method", "chunk"),
-    [
-        pytest.param(Amphista(), 8, id="amphista-8", marks=pytest.mark.slow),
-        *(pytest.param(m, 32, id=settings(m), marks=MARKS[settings(m)]) for m in OWN_LAYERS),
-    ],
-)
-def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
-    """After any number of accepted paths, in every batch row, however the prompt was cut into chunks."""
+@pytest.mark.parametrize("method", slow_ones(OWN_LAYERS, SLOW[1:], settings))
+def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk=32):
+    """After any number of accepted paths, in every batch row."""
     base = Base(tiny.params, tiny.decoder)
     trainable, prompts = trained(method, base), make_prompts(5)
     state = run(on_paths(method, tiny, trainable), prompts, 9, chunk=chunk)
@@ -278,6 +276,11 @@ def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
             jax.tree.leaves(state.method_states[0]["cache"]), jax.tree.leaves(expected), strict=True
         ):
             np.testing.assert_allclose(ours[row, :, :length], theirs[0, :, :length], atol=2e-4)
+
+
+@pytest.mark.slow
+def test_prompts_may_be_cut_into_chunks(tiny):
+    test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, Amphista(), chunk=8)
 
 
 @every_method
@@ -318,11 +321,10 @@ RESTRICTED += [METHODS[2], Hydra(), BiTA(), HiddenTransfer(layers=(0, 1, 2)), Hy
 RESTRICTED += [Amphista(lm_head="low_rank", rank=2)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "method"),
     [
-        pytest.param(number, method, id=settings(method), marks=pytest.mark.exhaustive if number > 3 else [])
+        pytest.param(number, method, id=settings(method), marks=EXHAUSTIVE if number > 3 else pytest.mark.slow)
         for number, method in enumerate(RESTRICTED)
     ],
 )

@@ -12,7 +12,8 @@ import pytest
 from jaxspec.config import RopeScaling
 from jaxspec.methods import PPD, DFlash, DraftModel, Eagle, HiddenTransfer, Hydra, Medusa
 from jaxspec.tuning.record import record
-from tests.helpers.methods import batch_of, trained, union
+from tests.helpers.marks import slow_ones
+from tests.helpers.methods import batch_of, settings, trained, union
 from tests.helpers.tiny import TINY, make_tiny
 
 LONG = RopeScaling("longrope", 4.0, 8, short_factors=(1.0,) * 4, long_factors=(1.5, 2.0, 3.0, 4.0))
@@ -20,25 +21,25 @@ CAPPED = dataclasses.replace(TINY, logit_scale=0.25, logit_cap=2.0, rope_scaling
 PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method",
-    [
-        DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4),
-        DFlash(block=3, layers=1, tapped=(1, 3)),
-        DFlash(block=2, layers=1, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=3),
-        DFlash(block=2, layers=1, tapped=(1, 3), confidence_head="state"),
-        DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4, markov_tables=True, confidence_head="markov"),
-        Eagle(),
-        Medusa(heads=2),
-        Medusa(heads=2, lm_head="full"),
-        Hydra(),
-        HiddenTransfer(layers=(0, 1, 2)),
-        PPD(distances=2),
-        DraftModel(layers=(0, 2)),
-    ],
-    ids=str,
-)
+METHODS = [
+    DFlash(block=2, layers=1, tapped=(1, 3), convolution=2, selector_rank=4, selector_width=3),
+    DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4, markov_tables=True, confidence_head="markov"),
+    Eagle(),
+    Medusa(heads=2),
+    Hydra(),
+    PPD(distances=2),
+    DraftModel(layers=(0, 2)),
+]
+OTHERS = [
+    DFlash(block=2, layers=1, tapped=(1, 3), markov_rank=4),
+    DFlash(block=3, layers=1, tapped=(1, 3)),
+    DFlash(block=2, layers=1, tapped=(1, 3), confidence_head="state"),
+    Medusa(heads=2, lm_head="full"),
+    HiddenTransfer(layers=(0, 1, 2)),
+]
+
+
+@pytest.mark.parametrize("method", slow_ones([*METHODS, *OTHERS], [*map(settings, METHODS)], settings))
 def test_chances_while_decoding_are_those_of_training(method):
     """Along a given answer: of every candidate whose parents are the answer's tokens."""
     model = make_tiny(CAPPED, eos=())

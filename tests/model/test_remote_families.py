@@ -15,6 +15,7 @@ from jaxspec.methods import PPD, Medusa, PromptLookup
 from jaxspec.weights.families import hf_config, parse_config
 from jaxspec.weights.hf import load_directory, save_directory
 from jaxspec.weights.model import Model
+from tests.helpers.marks import slow_ones
 from tests.helpers.methods import union
 from tests.helpers.model import logits_of, random_tokens
 from tests.helpers.remote_families import CONFIGS, LENGTH, V, greedy, logits, write
@@ -53,8 +54,7 @@ def test_logits_are_those_of_the_reference(family, loaded):
     assert np.abs(logits_of(config, params, TOKENS) - expected).max() < TOLERANCE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", slow_ones(CONFIGS, ("chatglm", "qwen"), str))
 def test_texts_are_those_of_the_reference(family, tmp_path):
     """A method with probes, one with heads and a lookup draft together."""
     tensors, prompt, count = write(tmp_path, family), [7, 3, 11, 3, 11, 60, 5, 2], 32

@@ -17,6 +17,7 @@ from jaxspec.training.data import AnsweredPrompt, TrainingData
 from jaxspec.training.folder import state_shardings
 from jaxspec.training.settings import TrainConfig
 from jaxspec.training.step import Update, first_state, learning_rates, train_step
+from tests.helpers.marks import slow_ones
 from tests.helpers.tiny import TINY
 
 TRAIN = TrainConfig(
@@ -78,8 +79,7 @@ OTHERS = (Medusa(lm_head="full"), BiTA(), HiddenTransfer(layers=(0, 1, 1), train
 OTHERS += (Eagle(unroll=2, own_head=True), DFlash(block=3, layers=1, markov_rank=4, convolution=2, selector_rank=4))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", [PPD(), *OTHERS], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", slow_ones([PPD(), *OTHERS], ("hidden_transfer", "space", "dflash")))
 def test_every_method_trains_on_a_mesh_like_on_one_device(tiny, method):
     assert_alike(train(tiny, method, TRAIN), train(tiny, method, TRAIN, MeshConfig(2, 2, 2)))
 

@@ -70,6 +70,7 @@ def test_two_processes_are_as_one(folder, whole):
     assert_same(folder / "two", whole, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.exhaustive
 def test_two_processes_learn_to_draft_the_same_tokens(folder):
     """Of a method that learns the most frequent ones alone, on a projection of its own."""
     settings = ["--method.vocabulary", "64", "--draft-vocabulary", "64", "--method.own-head"]
@@ -91,7 +92,9 @@ def test_a_process_that_is_left_alone_says_so(folder):
     finish(start(command(folder, "lost", "--resume", "--mesh.data", "1")))
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.exhaustive)]
+)
 def test_a_signal_saves_and_ends_well(folder, whole, sent, code):
     name = sent.name
     run = start(command(folder, name), JAX_ENABLE_COMPILATION_CACHE="false")  # so that it does not end too soon
@@ -106,6 +109,7 @@ def test_a_signal_saves_and_ends_well(folder, whole, sent, code):
     assert_same(folder / name, whole)
 
 
+@pytest.mark.exhaustive
 def test_sigterm_while_answers_are_made(folder, whole):
     """There is nothing to save: what is there is on disk."""
     run = start(command(folder, "asked"))

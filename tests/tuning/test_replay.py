@@ -13,12 +13,17 @@ from jaxspec.trees import straightforward
 from jaxspec.trees.plan import count_steps
 from jaxspec.tuning.record import ranks_of, record
 from jaxspec.tuning.replay import replay, slowest
+from tests.helpers.marks import EXHAUSTIVE
 from tests.helpers.methods import union
 from tests.helpers.tiny import make_prompts
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.2)], ids=["greedy", "sampling"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param(SamplingConfig(), marks=EXHAUSTIVE), SamplingConfig(1.2)],
+    ids=["greedy", "sampling"],
+)
 def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
     """A source alone and joined with another, at two sizes, from one recording of three."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)
@@ -40,7 +45,11 @@ def test_a_replay_takes_the_steps_that_decoding_takes(tiny, sampling):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("methods", [[Medusa(heads=3)], [Medusa(heads=3), PromptLookup(length=4)]], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "methods",
+    [pytest.param([Medusa(heads=3)], marks=EXHAUSTIVE), [Medusa(heads=3), PromptLookup(length=4)]],
+    ids=["one", "two"],
+)
 def test_drafters_rest_in_a_replay_as_in_decoding(tiny, methods):
     """Where a draft pays now and then, heads are asked again after 1, 2, 4 ... units of steps."""
     model, prompts = dataclasses.replace(tiny, eos=()), make_prompts(6)

@@ -138,7 +138,11 @@ def test_a_trained_adapter_is_written_and_read_again(tiny, tmp_path, changes, fo
 
 @slow
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(1.5, top_k=5)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("config", [packaged(), packaged2(), dspark()], ids=["dflash", "dflash2", "dspark"])
+@pytest.mark.parametrize(
+    "config",
+    [packaged(), pytest.param(packaged2(), marks=pytest.mark.exhaustive), dspark()],
+    ids=["dflash", "dflash2", "dspark"],
+)
 def test_a_folder_decodes_as_an_adapter(tiny, tmp_path, config, sampling):
     folder, prompts = published(tmp_path, tiny, config), make_prompts(4)
     drafter = load_drafter("dflash", tiny, folder, tree="own")
