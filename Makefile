@@ -40,10 +40,11 @@ slow: setup
 	$(BIN)/python -m pip install -q --retries 3 "torch==2.13.0"
 	$(BIN)/python -m pip install -q --retries 3 --no-deps --upgrade --target $(VENV)/compilers "$(LIBTPU)" $(CUDA)
 	$(SLOWLY) -m "slow and not optimized and not exhaustive"
-	$(SLOWLY) -m optimized
+	$(SLOWLY) -m "optimized and not exhaustive"
 
 exhaustive: setup
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n auto --dist worksteal -m exhaustive
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n auto --dist worksteal -m "exhaustive and not optimized"
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q -n auto --dist worksteal -m "exhaustive and optimized"
 
 clients: setup
 	JAX_PLATFORMS=cpu $(BIN)/python -m tests.clients.run $(NAMES)

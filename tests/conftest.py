@@ -39,7 +39,7 @@ def pytest_configure(config):
     patient = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {patient}"
     tests = config.getoption("markexpr")
-    if tests == "exhaustive" or "not slow" in tests or "not optimized" in tests:
+    if "not slow" in tests or "not optimized" in tests:
         quick = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
         if jax.__version_info__ < (0, 11):  # later ones end a process that is given this flag
             quick += " --xla_cpu_use_fusion_emitters=false"

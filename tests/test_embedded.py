@@ -56,7 +56,8 @@ def test_the_embedded_model_answers_a_question_and_stops(model):
     ("name", "sampling"),
     [
         *((name, SamplingConfig()) for name in SHIPPED),
-        *((name, SamplingConfig(0.8)) for name in ("draft_model", "hydra")),
+        ("hydra", SamplingConfig(0.8)),
+        pytest.param("draft_model", SamplingConfig(0.8), marks=pytest.mark.exhaustive),
     ],
     ids=lambda value: value if isinstance(value, str) else "sampling" if value.temperature else "greedy",
 )
@@ -71,7 +72,9 @@ def test_adapters_that_ship_are_lossless_and_draft_well(model, prompts, plain, n
     assert np.mean([a.tokens_per_step for a in ours]) > 1.15
 
 
-@pytest.mark.parametrize(("name", "form"), [("eagle", "speculators"), ("dflash", "dflash")])
+@pytest.mark.parametrize(
+    ("name", "form"), [("eagle", "speculators"), pytest.param("dflash", "dflash", marks=pytest.mark.exhaustive)]
+)
 def test_adapters_for_other_software_are_written_and_read(model, prompts, plain, tmp_path, name, form):
     """In 16 bits: some candidates change their places, no text does."""
     adapter = load_drafter(name, model, PUBLISHED / name, tree="medusa:8").source.adapter

@@ -31,6 +31,7 @@ def run_line(line, names):
 
 @pytest.mark.slow
 @pytest.mark.optimized
+@pytest.mark.exhaustive
 def test_every_cell_runs(tmp_path):
     """On the default model, in a folder of its own; what clones and installs is left out."""
     assert all(said in NOTEBOOK.read_text() for said in SHORTER)

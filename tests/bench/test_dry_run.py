@@ -239,6 +239,7 @@ def dry_run(command, **environment):
 
 @pytest.mark.slow
 @pytest.mark.optimized
+@pytest.mark.exhaustive
 def test_a_large_base_trained_on_tpus_that_are_not_here():
     """A command in a process of its own, on four chips of a kind that was never here."""
     pytest.importorskip("libtpu")

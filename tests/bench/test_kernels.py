@@ -217,6 +217,7 @@ def test_a_union_compiled_for_a_gpu_that_is_not_here():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("jax_cuda13_plugin"), reason="needs the compiler for GPUs")
+@pytest.mark.exhaustive
 def test_small_weights_are_read_as_they_are():
     """No kernel is written out: groups of rows that share a scale have a kernel of ours."""
     found = compiled_for("h100", "--weights", "int4", "--method", "suffix", "--tree", "best:16", "--max-length", "500")

@@ -55,6 +55,7 @@ def test_a_drafter_is_imported_measured_and_written_again(base, tmp_path, capsys
 
 @pytest.mark.slow
 @pytest.mark.optimized
+@pytest.mark.exhaustive
 def test_layers_off_by_one_show_in_the_figures(tmp_path, capsys):
     """The shipped adapter, and the same told to read the layers before its own."""
     from jaxspec.weights.load import load_model

@@ -40,6 +40,7 @@ from jaxspec.methods import (
     TokenRecycling,
 )
 from tests.helpers.decoding import begin
+from tests.helpers.marks import slow_ones
 from tests.helpers.methods import trained, union
 from tests.helpers.tiny import TINY, make_prompts
 
@@ -235,10 +236,10 @@ def test_every_method_is_here():
 
 
 # all others are joined below, which leaves fewer programs to compile
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [m for m in ALONE if m.name in ("amphista", "eagle", "hidden_transfer", "draft_model")], ids=name_of
-)
+SINGLE = [m for m in ALONE if m.name in ("amphista", "eagle", "hidden_transfer", "draft_model")]
+
+
+@pytest.mark.parametrize("method", slow_ones(SINGLE, ("eagle", "hidden_transfer")))
 def test_a_source_alone(tiny, method):
     check(union([method], tiny, 8), make_prompts(8), GREEDY, 4)
 

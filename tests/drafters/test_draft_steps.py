@@ -42,8 +42,8 @@ def stepped(drafter, adapter):
     [
         ("chain:4", PPD(ensemble=2), SAMPLING, Rejection()),
         ("best:7", PPD(), SAMPLING, Match()),
-        ("chain:3", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match()),
-        ("chain:3", PPD(entry=1, distances=2), SAMPLING, Match()),
+        pytest.param("chain:3", PPD(prefix_tokens=2, multi_exit=2), GREEDY, Match(), marks=pytest.mark.exhaustive),
+        pytest.param("chain:3", PPD(entry=1, distances=2), SAMPLING, Match(), marks=pytest.mark.exhaustive),
         ("chain:3", BiTA(prompts=3), SAMPLING, Match()),
         ("best:6", HiddenTransfer(layers=(0, 1, 1)), GREEDY, Match()),
     ],

@@ -89,6 +89,7 @@ def test_an_entry_is_trained_with_the_best_rate_recorded_and_scored(lab):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_method_that_drafts_along_paths_is_recorded_with_every_shape(lab):
     """Its replay equals decoding, answer by answer."""
     results = worked_off(lab, list(trained(Entry("hydra", Hydra(heads=2), 1e-3, along_paths=True), 0)))

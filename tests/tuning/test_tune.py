@@ -186,6 +186,7 @@ def test_a_choice_calibrates_for_its_temperature():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("equal_layouts")
+@pytest.mark.exhaustive
 def test_what_drafts_along_paths_is_recorded_with_the_largest_tree():
     """Whose depth and ranks a part of it may have, though the adapter's own tree has one candidate."""
     model = make_text_model()
