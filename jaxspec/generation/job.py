@@ -167,12 +167,12 @@ class Job:
         limits = np.array([max_new_tokens] * len(prompts) + [0] * spare, np.int32)
         batch = (tokens, lengths, limits, np.full(rows, self._seed % 2**32, np.uint32))
         sizes = {"capacity": capacity, "chunk": min(padded, prefill_chunk()), "width": width}
-        sizes["idle"] = self._idle.get(self._kind, 0)
+        given = {"idle": self._idle.get(self._kind, 0)}
         if predictions is not None:
             padded = bucket(max(map(len, predictions)) + 2)
-            sizes["predicted"] = pad_predictions([*predictions, *[[]] * spare], padded)
+            given["predicted"] = pad_predictions([*predictions, *[[]] * spare], padded)
         with in_mesh(self.mesh), Stopwatch() as watch:
-            state = jax.block_until_ready(prefill(self._model.base, self.decoding, *batch, **sizes))
+            state = jax.block_until_ready(prefill(self._model.base, self.decoding, *batch, **sizes, **given))
         check_finite(state)
         return RunningBatch(state, watch.seconds, 0.0, watch.compile_seconds)
 

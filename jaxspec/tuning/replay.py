@@ -7,7 +7,6 @@ model, so that a thousand steps take a second.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import flax.struct
@@ -55,6 +54,27 @@ class Replay:
     def tokens_per_step(self) -> float:
         """Over all answers."""
         return float(self.tokens.sum() / max(self.steps.sum(), 1))
+
+
+@flax.struct.dataclass
+class _Setting:
+    """Constants of a replay.
+
+    Attributes:
+      shape: what makes drafts.
+      costs: [1, K], of a step of each size.
+      adds: [S], what the draft of each source adds to a step of the smallest size.
+      tables: of each source, its calibration [1, M, 2].
+      probing: which source has probes, if one does (static).
+      resting: which sources rest while no draft pays (static).
+    """
+
+    shape: StaticTree | Best
+    costs: jax.Array
+    adds: jax.Array
+    tables: list[jax.Array]
+    probing: int | None = flax.struct.field(pytree_node=False)
+    resting: tuple[bool, ...] = flax.struct.field(pytree_node=False)
 
 
 @flax.struct.dataclass
@@ -131,8 +151,8 @@ def replay(
     resting = tuple(paced and shape.costs is not None and f.takes_time and not f.adds_rows for f in facts)
     alone = isinstance(drafter.shape, Budget) and drafter.shape.sizes[:1] and drafter.shape.sizes[0].rows == 1
     adds = jnp.array(drafting if alone and drafting else [0.0] * len(facts), jnp.float32)
-    settings = (shape, costs, adds, tables, probing, resting)
-    done = jax.device_get(_replay(*settings, offers, jnp.asarray(answers), jnp.asarray(ends)))
+    setting = _Setting(shape, costs, adds, tables, probing, resting)
+    done = jax.device_get(_replay(setting, offers, jnp.asarray(answers), jnp.asarray(ends)))
     steps = done.steps.reshape(-1)[: len(counts)]
     return Replay(steps, counts, float(done.time.sum()), done.tried.sum(axis=0), done.right.sum(axis=0))
 
@@ -150,27 +170,12 @@ def _asked(offer: Offer, width: int) -> Offer:
     return offer if offer.parent is not None else jax.tree.map(lambda x: x[..., :width], offer)
 
 
-@functools.partial(jax.jit, static_argnames=("probing", "resting"))
-def _replay(
-    shape: StaticTree | Best,
-    costs: jax.Array,
-    adds: jax.Array,
-    tables: list[jax.Array],
-    probing: int | None,
-    resting: tuple[bool, ...],
-    offers: list[Offer],
-    answers: jax.Array,
-    ends: jax.Array,
-) -> _State:
+@jax.jit
+def _replay(setting: _Setting, offers: list[Offer], answers: jax.Array, ends: jax.Array) -> _State:
     """The last states of G batches, one after another: drafts that rest at the end of one keep resting in the next.
 
     Args:
-      shape: what makes drafts.
-      costs: [1, K], of a step of each size.
-      adds: [S], what the draft of each source adds to a step of the smallest size.
-      tables: of each source, its calibration [1, M, 2].
-      probing: which source has probes, if one does (static).
-      resting: which sources rest while no draft pays (static).
+      setting: constants.
       offers: of each source, [G, B, T, M, W].
       answers: [G, B, T + P + 2].
       ends: [G, B], their last places.
@@ -180,25 +185,17 @@ def _replay(
     """
 
     def one(idle: jax.Array, batch: tuple) -> tuple[jax.Array, _State]:
-        last = _replay_batch(shape, costs, adds, tables, probing, resting, idle, *batch)
+        last = _replay_batch(setting, idle, *batch)
         return last.pace.idle[0], last
 
     return lax.scan(one, jnp.int32(0), (offers, answers, ends))[1]
 
 
 def _replay_batch(
-    shape: StaticTree | Best,
-    costs: jax.Array,
-    adds: jax.Array,
-    tables: list[jax.Array],
-    probing: int | None,
-    resting: tuple[bool, ...],
-    idle: jax.Array,
-    offers: list[Offer],
-    answers: jax.Array,
-    ends: jax.Array,
+    setting: _Setting, idle: jax.Array, offers: list[Offer], answers: jax.Array, ends: jax.Array
 ) -> _State:
     """The last state of one batch, whose arguments are without G; `idle` is `Pace.idle` of the batch before."""
+    shape, costs, probing, resting = setting.shape, setting.costs, setting.probing, setting.resting
     B, rows = len(answers), jnp.arange(len(answers))
     M = 0 if probing is None else offers[probing].tokens.shape[2]
 
@@ -208,7 +205,7 @@ def _replay_batch(
             _of_probes(offer, state) if i == probing else jax.tree.map(lambda x: x[rows, state.at], offer)
             for i, offer in enumerate(offers)
         ]
-        here = [calibrated(offer, table) for offer, table in zip(here, tables, strict=True)]
+        here = [calibrated(offer, table) for offer, table in zip(here, setting.tables, strict=True)]
         pause = state.pace.rests(state.pace.trial(costs, shape.trial_size)) if any(resting) else jnp.bool_(False)
         drafts = [~(rests & pause) for rests in resting]
         if probing is not None:
@@ -219,7 +216,7 @@ def _replay_batch(
         accepted = follow(draft, following)
         size = jnp.int32(0) if draft.size is None else jnp.max(jnp.where(active, draft.size, 0))
         added, paid = size >= shape.alone, True if draft.pays is None else jnp.any(draft.pays & active)
-        drafting = jnp.where(size == 0, jnp.sum(adds * jnp.stack(drafts)), 0.0)
+        drafting = jnp.where(size == 0, jnp.sum(setting.adds * jnp.stack(drafts)), 0.0)
         at = jnp.where(active, state.at + accepted.length + 1, state.at)
         tried, right = _outcomes(draft, following, active, len(offers))
         return _State(
