@@ -259,9 +259,18 @@ def recomputed(method, trainable, base, tokens):
 OWN_LAYERS = [m for m in METHODS if m.own_layers]
 
 
-@pytest.mark.parametrize("method", slow_ones(OWN_LAYERS, SLOW, settings))
-def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk=32):
-    """After any number of accepted paths, in every batch row."""
+@pytest.mark.parametrize(
+    ("method", "chunk"),
+    [
+        pytest.param(Amphista(), 8, id="amphista-8", marks=pytest.mark.slow),
+        *(
+            pytest.param(m, 32, id=settings(m), marks=pytest.mark.slow if settings(m) in SLOW else EXHAUSTIVE)
+            for m in OWN_LAYERS
+        ),
+    ],
+)
+def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk):
+    """After any number of accepted paths, in every batch row, however the prompt was cut into chunks."""
     base = Base(tiny.params, tiny.decoder)
     trainable, prompts = trained(method, base), make_prompts(5)
     state = run(on_paths(method, tiny, trainable), prompts, 9, chunk=chunk)
@@ -276,11 +285,6 @@ def test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, method, chunk=3
             jax.tree.leaves(state.method_states[0]["cache"]), jax.tree.leaves(expected), strict=True
         ):
             np.testing.assert_allclose(ours[row, :, :length], theirs[0, :, :length], atol=2e-4)
-
-
-@pytest.mark.slow
-def test_prompts_may_be_cut_into_chunks(tiny):
-    test_the_drafters_own_cache_is_what_its_tokens_make_it(tiny, Amphista(), chunk=8)
 
 
 @every_method
