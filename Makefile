@@ -2,7 +2,7 @@
 # make test   set everything up and run the tests (make unit: without the linters)
 # make docs   build the documentation in docs/_build/html; warnings are errors
 # make slow   the slower checks
-# make exhaustive   every two values of any two settings together, every method and family in every test: 1.5 hours
+# make exhaustive   every two values of any two settings together, every method and family in every test; takes hours
 # make clients   what people use with the server, each client in an environment of its own; NAMES="llm openai" for some
 # make results SPEC_BENCH=question.jsonl HUMANEVAL=HumanEval.jsonl   measure again what docs/results.md shows
 # the newest that runs, for a name on the PATH may be a shim of one that is not installed
